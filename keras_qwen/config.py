@@ -128,7 +128,7 @@ class QwenConfig:
         if self.model_type == "qwen2" and self.attention_bias not in (None, True):
             raise ValueError("attention_bias=false is not a qwen2 setting: its q, k and v projections always have one.")
         fill(attention_bias=kind["qkv_bias"] if self.attention_bias is None else bool(self.attention_bias))
-        rope = _normalise_rope(self.rope_theta, self.rope_scaling, self.rope_parameters)
+        rope = normalise_rope(self.rope_theta, self.rope_scaling, self.rope_parameters)
         scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
         fill(
             rope_parameters=rope,
@@ -314,7 +314,7 @@ def _override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
     return settings | dict(changes)
 
 
-def _normalise_rope(theta, scaling, parameters) -> dict[str, Any]:
+def normalise_rope(theta, scaling, parameters) -> dict[str, Any]:
     """Old form or new to the new: a dict with rope_type, rope_theta (float) and the type's own settings."""
     if parameters:
         if any(isinstance(v, Mapping) for v in parameters.values()):

@@ -5,6 +5,8 @@ import math
 import keras
 from keras import ops
 
+from keras_qwen.ops.attention_backend import matmul_float32
+
 MASKED = -1e30  # finite: a row without visible keys stays free of NaN, and is zeroed at the end
 
 
@@ -17,14 +19,13 @@ def dense_attention(query, key, value, *, mask, scale, dropout, seed):
     batch, length, heads, head_dim = ops.shape(query)
     key_length, kv_heads = ops.shape(key)[1:3]
     groups = heads // kv_heads
-    if _exact(query, scale):
-        query, scale = query * ops.cast(scale, query.dtype), None
-    query = ops.transpose(ops.reshape(query, (batch, length, kv_heads, groups, head_dim)), (0, 2, 3, 1, 4))
+    query_scale, score_scale = split_scale(scale, query.dtype)
+    query = ops.transpose(ops.reshape(query * query_scale, (batch, length, kv_heads, groups, head_dim)), (0, 2, 3, 1, 4))
     query = ops.reshape(query, (batch, kv_heads, groups * length, head_dim))
     scores = matmul_float32(query, ops.transpose(key, (0, 2, 3, 1)))
     scores = ops.reshape(scores, (batch, kv_heads, groups, length, key_length))
-    if scale is not None:
-        scores = scores * scale
+    if score_scale != 1.0:
+        scores = scores * score_scale
     if mask is not None:
         scores = ops.where(mask[:, None, None], scores, MASKED)
     probabilities = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
@@ -38,18 +39,14 @@ def dense_attention(query, key, value, *, mask, scale, dropout, seed):
     return ops.reshape(ops.transpose(output, (0, 3, 1, 2, 4)), (batch, length, heads, head_dim))
 
 
-def matmul_float32(left, right):
-    """Matrix product returned in float32; operands in half precision are not widened where the backend allows it."""
-    if keras.backend.backend() == "jax":
-        import jax.numpy as jnp
+def split_scale(scale, dtype):
+    """Factors for the queries and for the scores, whose product is `scale`.
 
-        return jnp.matmul(left, right, preferred_element_type=jnp.float32)
-    return ops.cast(ops.matmul(left, right), "float32")
-
-
-def _exact(query, scale):
-    """Whether scaling the (smaller) queries instead of the scores loses nothing: float32, or a power of two."""
-    return keras.backend.standardize_dtype(query.dtype) == "float32" or math.frexp(scale)[0] == 0.5
+    Scaling the queries is cheaper, they are smaller. In half precision it would round them unless `scale` is a power
+    of two; the scores are float32.
+    """
+    exact = keras.backend.standardize_dtype(dtype) == "float32" or math.frexp(scale)[0] == 0.5
+    return (scale, 1.0) if exact else (1.0, scale)
 
 
 class _DrawnSeed(keras.random.SeedGenerator):

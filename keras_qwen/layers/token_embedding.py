@@ -1,0 +1,63 @@
+"""TokenEmbedding: token ids to vectors, and back to logits where the head is tied."""
+
+import keras
+from keras import ops
+
+from keras_qwen.ops.embedding_lookup import embedding_lookup
+
+
+class TokenEmbedding(keras.layers.Layer):
+    """Embedding matrix whose gradient is dense and right on every backend, repeated tokens included.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: size of a vector.
+        embeddings_initializer: initialiser of the matrix.
+
+    Call arguments:
+        inputs: integers (batch, length), or with `reverse` hidden states (batch, length, hidden_size).
+        reverse: multiply by the transposed matrix instead: the logits of a tied head.
+
+    Returns:
+        Tensor (batch, length, hidden_size), or (batch, length, vocab_size).
+
+    Example:
+        >>> embed = TokenEmbedding(vocab_size=100, hidden_size=8)
+        >>> embed(embed(keras.ops.array([[1, 2, 3]])), reverse=True).shape
+        (1, 3, 100)
+
+    Reference: Press and Wolf, 2017, "Using the Output Embedding to Improve Language Models", arXiv:1608.05859.
+    """
+
+    def __init__(self, vocab_size, hidden_size, embeddings_initializer="random_normal", **kwargs):
+        super().__init__(**kwargs)
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.supports_masking = True
+
+    def build(self, input_shape=None):
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.vocab_size, self.hidden_size),
+            initializer=self.embeddings_initializer,
+            autocast=False,  # a lookup must not cast the whole matrix
+        )
+
+    def call(self, inputs, reverse=False):
+        if reverse:
+            return ops.matmul(inputs, ops.transpose(ops.cast(self.embeddings, self.compute_dtype)))
+        return ops.cast(embedding_lookup(ops.convert_to_tensor(self.embeddings), inputs), self.compute_dtype)
+
+    def compute_output_spec(self, inputs, reverse=False):
+        if reverse:
+            return keras.KerasTensor((*inputs.shape[:-1], self.vocab_size), dtype=self.compute_dtype)
+        return keras.KerasTensor((*inputs.shape, self.hidden_size), dtype=self.compute_dtype)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+        }

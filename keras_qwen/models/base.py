@@ -1,0 +1,215 @@
+"""QwenModel: what backbone and language model share."""
+
+import warnings
+
+import keras
+
+from keras_qwen.backend import concrete_value
+from keras_qwen.checkpoint import hub, loading, saving
+from keras_qwen.config import QwenConfig
+from keras_qwen.keras_private import deferred_initialization
+from keras_qwen.parameters import parameter_table
+
+INPUT_NAMES = ("token_ids", "padding_mask", "segment_ids", "position_ids")
+
+
+class QwenModel(keras.Model):
+    """A functional Keras model with optional inputs, a changeable `remat`, and Hugging Face checkpoints.
+
+    Subclasses set `config`, `attention` and `blocks`; `has_head` says whether there is a language-model head.
+    """
+
+    has_head = True
+    source = None  # of a loaded model: what `save_pretrained` has to write as it was
+
+    input_spec = property(lambda self: None, lambda self, value: None)  # Keras's would demand the optional inputs
+
+    def call(self, inputs, training=None, mask=None):
+        return super().call(self.complete_inputs(inputs), training=training)
+
+    def complete_inputs(self, inputs):
+        """Checks the inputs and returns all four in a dict, None for those not given; takes bare token ids, too."""
+        if not isinstance(inputs, dict):
+            inputs = {"token_ids": inputs}
+        if unknown := inputs.keys() - set(INPUT_NAMES):
+            raise ValueError(f"Unknown inputs {sorted(unknown)}; known are {', '.join(INPUT_NAMES)}.")
+        if inputs.get("token_ids") is None:
+            raise ValueError("The inputs have no 'token_ids'.")
+        inputs = {
+            name: value if value is None or hasattr(value, "shape") else keras.ops.convert_to_tensor(value, "int32")
+            for name, value in ((name, inputs.get(name)) for name in INPUT_NAMES)
+        }
+        shape = tuple(inputs["token_ids"].shape)
+        if len(shape) != 2:
+            raise ValueError(f"token_ids must have shape (batch, length), not {shape}.")
+        for name in ("padding_mask", "segment_ids"):
+            if inputs[name] is not None and tuple(inputs[name].shape) != shape:
+                raise ValueError(f"{name} has shape {tuple(inputs[name].shape)}, token_ids {shape}.")
+        self._warn_if_too_long(shape[1])
+        check_token_ids(inputs["token_ids"], self.config.vocab_size)
+        return inputs
+
+    def _warn_if_too_long(self, length):
+        limit = self.config.max_position_embeddings
+        if length is not None and length > limit and not getattr(self, "_warned_of_length", False):
+            self._warned_of_length = True
+            warnings.warn(
+                f"A row has {length} tokens, the model was made for max_position_embeddings={limit}; what lies beyond "
+                f"may be of poor quality. from_pretrained(..., config={{'rope_scaling': ...}}) with YaRN extends it.",
+                stacklevel=2,
+            )
+
+    @classmethod
+    def parameter_table(cls, config):
+        """The rows of `keras_qwen.parameters.parameter_table` for this kind of model."""
+        return parameter_table(config, head=cls.has_head)
+
+    @property
+    def remat(self):
+        """What the backward pass recomputes: None, `"block"`, `"attention"`, `"mlp"`, or n for every n-th block.
+
+        May be set on a built model; the next `fit` traces its training function anew.
+        """
+        return self._remat
+
+    @remat.setter
+    def remat(self, policy):
+        if isinstance(policy, int) and not isinstance(policy, bool) and policy >= 1:
+            chosen = ["block" if i % policy == 0 else None for i in range(len(self.blocks))]
+        else:
+            chosen = [policy] * len(self.blocks)
+        for block, block_policy in zip(self.blocks, chosen, strict=True):
+            block.remat = block_policy
+        self._remat = policy
+        self.train_function = None
+
+    def get_config(self):
+        return {
+            "config": self.config.to_hf(),
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+            "remat": self.remat,
+            "attention": self.attention,
+            "name": self.name,
+            "trainable": self.trainable,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        trainable = config.pop("trainable", True)
+        model = cls(QwenConfig.from_hf(config.pop("config")), **config)
+        model.trainable = trainable
+        return model
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source,
+        *,
+        dtype=None,
+        remat=None,
+        config=None,
+        attention="auto",
+        check_finite=False,
+        revision=None,
+        token=None,
+        cache_dir=None,
+        local_files_only=False,
+    ):
+        """Loads a Hugging Face checkpoint, tensor by tensor straight into the variables.
+
+        Args:
+            source: a folder with `config.json` and `*.safetensors`, or a Hub repository id.
+            dtype: dtype policy of the model; default Keras's global policy. A policy whose variables cannot hold the
+                checkpoint's values exactly warns.
+            remat, attention: as of the class.
+            config: a dict of settings that override `config.json`, e.g. a `rope_scaling`.
+            check_finite: whether NaN and infinity in a tensor are errors.
+            revision, token, cache_dir, local_files_only: passed to `huggingface_hub` for a Hub id.
+
+        Returns:
+            The model. For `QwenCausalLM`, with `tokenizer` and `generation_config` if the checkpoint has them.
+
+        Raises:
+            OSError: if files are missing, truncated or unreadable; the message names the file.
+            ValueError: if config or tensors do not fit; the message names the tensor, the file and the remedy.
+
+        Example:
+            >>> model = QwenCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B-Instruct", dtype="mixed_bfloat16")
+        """
+        folder = hub.resolve(
+            source, "model", revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
+        )
+        settings = QwenConfig.from_json(folder / "config.json", **(config or {}))
+        tensors = loading.CheckpointTensors(
+            folder,
+            cls.parameter_table(settings),
+            tied=settings.tie_word_embeddings,
+            with_head=cls.has_head,
+            check_finite=check_finite,
+        )
+        with deferred_initialization():
+            model = cls(settings, dtype=dtype, remat=remat, attention=attention)
+            tensors.initialize(model.variables)
+        model.source = saving.Source(folder, tensors.dtypes)
+        return model
+
+    def save_pretrained(self, folder, *, max_shard_size="5GB", dtype=None, tokenizer=None):
+        """Writes the model in Hugging Face's form: config, weights, and the files that came with the checkpoint.
+
+        Everything is written beside `folder` first and renamed at the end, so that a full disk or a kill leaves an
+        older checkpoint in `folder` loadable.
+
+        Args:
+            folder: where to; created if missing.
+            max_shard_size: `"5GB"`, `"500MB"` or a number of bytes; a model beyond it is split, with an index.
+            dtype: `"float32"`, `"bfloat16"` or `"float16"` for all tensors; default: as the source checkpoint had
+                them, or the variables' dtype for a model that was not loaded.
+            tokenizer: a `QwenTokenizer` to save with the model; default: the files of the source checkpoint.
+
+        Raises:
+            OSError: if writing fails; nothing in `folder` has changed then.
+            ValueError: for an unknown dtype or size.
+        """
+        saving.save(
+            folder,
+            config=self.config,
+            table=self.parameter_table(self.config),
+            variables=self.variables,
+            source=self.source,
+            max_shard_size=max_shard_size,
+            dtype=dtype,
+            tokenizer=tokenizer,
+        )
+
+    def push_to_hub(self, repo_id, *, token=None, private=None, commit_message="Upload model", **save_arguments):
+        """Saves the model to a temporary folder and uploads it to the Hugging Face Hub.
+
+        Args:
+            repo_id: `"user/name"`; created if missing.
+            token, private, commit_message: passed to `huggingface_hub`.
+            **save_arguments: of `save_pretrained`.
+
+        Returns:
+            The address of the commit.
+        """
+        return hub.push(
+            lambda folder: self.save_pretrained(folder, **save_arguments),
+            repo_id,
+            token=token,
+            private=private,
+            commit_message=commit_message,
+        )
+
+
+def check_token_ids(token_ids, vocab_size):
+    """Raises ValueError for ids outside of the vocabulary, wherever their values are known (not while tracing)."""
+    values = concrete_value(token_ids)
+    if values is None or not values.size:
+        return
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"token_ids hold {low if low < 0 else high}; this model's vocabulary has ids 0 to {vocab_size - 1}. "
+            f"Does the tokenizer belong to the model?"
+        )

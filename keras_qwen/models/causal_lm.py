@@ -1,0 +1,144 @@
+"""QwenCausalLM: a Qwen language model that trains under `fit`, generates, and is saved in Hugging Face's form."""
+
+import warnings
+
+import keras
+
+from keras_qwen.models.backbone import QwenBackbone
+from keras_qwen.models.base import QwenModel
+from keras_qwen.ops.linear_cross_entropy import linear_cross_entropy
+from keras_qwen.training.step import TokenStep
+
+
+class QwenCausalLM(QwenModel):
+    """Qwen with its language-model head.
+
+    Args:
+        config: `QwenConfig`.
+        dtype: a dtype policy or its name; default Keras's global policy.
+        remat: what the backward pass recomputes: None, `"block"`, `"attention"`, `"mlp"`, or n for every n-th block.
+        attention: implementation of `keras_qwen.ops.attention`, `"auto"` by default.
+
+    Call arguments:
+        inputs: a dict with `token_ids` (batch, length), and optionally of the same shape `padding_mask` (1 = real
+            token), `segment_ids` (documents packed in a row are numbered from 1, 0 = padding; no token sees another
+            document) and `position_ids` (default: the index inside the document); or token ids alone.
+
+    Returns:
+        Logits (batch, length, vocab_size).
+
+    Example:
+        >>> model = QwenCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B-Instruct", dtype="mixed_bfloat16")
+        >>> model.compile(keras.optimizers.AdamW(1e-5))
+        >>> model.fit({"token_ids": ids, "padding_mask": mask}, labels, sample_weight=loss_weights, batch_size=4)
+        >>> model.generate("Why is the sky blue?", max_new_tokens=50)
+        >>> model.save_pretrained("my-qwen")
+
+    References: Qwen2, arXiv:2407.10671; Qwen3, arXiv:2505.09388.
+    """
+
+    def __init__(self, config, dtype=None, remat=None, attention="auto", name="qwen_causal_lm", **kwargs):
+        backbone = QwenBackbone(config, dtype=dtype, remat=None, attention=attention)
+        if config.tie_word_embeddings:
+            head = None
+            logits = backbone.embed_tokens(backbone.output, reverse=True)
+        else:
+            head = keras.layers.Dense(
+                config.vocab_size,
+                use_bias=False,
+                kernel_initializer=keras.initializers.RandomNormal(stddev=config.initializer_range),
+                dtype=backbone.dtype_policy,
+                name="lm_head",
+            )
+            logits = head(backbone.output)
+        super().__init__(inputs=backbone.input, outputs=logits, name=name, **kwargs)
+        self.dtype_policy = backbone.dtype_policy
+        self.config = config
+        self.attention = attention
+        self.backbone, self.lm_head, self.blocks = backbone, head, backbone.blocks
+        self.remat = remat
+        self._step = None
+
+    def head_kernel(self):
+        """`(kernel, transposed)` of the head: (hidden_size, vocab), or the embeddings (vocab, hidden_size) if tied."""
+        if self.lm_head is None:
+            return self.backbone.embed_tokens.embeddings, True
+        return self.lm_head.kernel, False
+
+    def token_loss(self, inputs, labels, weights, training=False):
+        """Sums over a batch of loss, right tokens and weights, without the logits of the batch ever existing.
+
+        Args:
+            inputs: as of the model.
+            labels: integers (batch, length), the token that follows each position.
+            weights: float32 (batch, length).
+
+        Returns:
+            `keras_qwen.ops.linear_cross_entropy`'s `TokenLoss`.
+        """
+        hidden = self.backbone(inputs, training=training)
+        kernel, transposed = self.head_kernel()
+        return linear_cross_entropy(
+            hidden,
+            kernel,
+            labels,
+            weights,
+            transposed=transposed,
+            kernel_trainable=kernel.trainable,
+            training=training,
+        )
+
+    def compile(self, optimizer="adamw", loss=None, *, micro_batch_size=None, **kwargs):
+        """Configures training.
+
+        Args:
+            optimizer: any Keras optimizer.
+            loss: None for the memory-saving next-token loss, `sum(w * ce) / sum(w)` over the whole batch, where the
+                logits of a batch never exist; `logs` then have `loss` and `token_accuracy`, weighted by tokens. A Keras
+                loss gets ordinary logits (batch, length, vocab_size).
+            micro_batch_size: rows that are computed at once. A batch is split, gradients are added up, and there is one
+                update a batch: memory follows the micro-batch, the result does not change.
+            **kwargs: of `keras.Model.compile`.
+
+        Raises:
+            ValueError: for settings that do not go together; the message says which.
+        """
+        if loss is None:
+            for name in ("metrics", "weighted_metrics", "loss_weights"):
+                if kwargs.get(name) is not None:
+                    raise ValueError(f"{name} need logits, which the memory-saving loss never makes; pass a Keras loss.")
+            self._step = TokenStep(self.token_loss, micro_batch_size)
+        else:
+            if micro_batch_size is not None:
+                raise ValueError("micro_batch_size works with the memory-saving loss only: leave out loss.")
+            self._step = None
+        super().compile(optimizer=optimizer, loss=loss, **kwargs)
+        self._check_optimizer(micro_batch_size)
+
+    def _check_optimizer(self, micro_batch_size):
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if micro_batch_size is not None and inner.gradient_accumulation_steps:
+            raise ValueError(
+                "micro_batch_size and the optimizer's gradient_accumulation_steps both accumulate gradients; use "
+                "micro_batch_size, which weighs by tokens and leaves no step unapplied."
+            )
+        if self.dtype_policy.variable_dtype in ("bfloat16", "float16"):
+            warnings.warn(
+                f"The weights are {self.dtype_policy.variable_dtype}: updates smaller than 1/256 of a weight vanish when "
+                f"they are rounded, so that small learning rates train nothing. Use dtype='mixed_bfloat16'.",
+                stacklevel=3,
+            )
+
+    @property
+    def metrics(self):
+        return super().metrics + ([self._step.token_accuracy] if self._step is not None else [])
+
+    def train_step(self, *args):
+        if self._step is None:
+            return super().train_step(*args)
+        return self._step.backend.train_step(self._step, self, *args)
+
+    def test_step(self, *args):
+        if self._step is None:
+            return super().test_step(*args)
+        return self._step.backend.test_step(self._step, self, *args)

@@ -1,0 +1,95 @@
+"""One training or evaluation step: the batch's token sums, in micro-batches, and what `logs` report of them.
+
+The backends differ only in how gradients are taken and variables updated; `step_jax.py`, `step_tensorflow.py` and
+`step_torch.py` each do that behind the same two functions, `train_step` and `test_step`.
+"""
+
+import importlib
+
+import keras
+from keras import ops
+
+from keras_qwen.keras_private import loss_tracker
+from keras_qwen.ops.linear_cross_entropy import TokenLoss
+from keras_qwen.training.token_weights import reciprocal, token_weights
+
+
+class TokenStep:
+    """The memory-saving training of a language model, held by the model between `compile` and `fit`.
+
+    Args:
+        token_loss: called with `(inputs, labels, weights, training=...)`, a batch's tensors; returns `TokenLoss`.
+        micro_batch_size: rows of a micro-batch, or None for whole batches.
+    """
+
+    def __init__(self, token_loss, micro_batch_size=None):
+        size = micro_batch_size
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise ValueError(f"micro_batch_size must be a positive integer, not {size!r}.")
+        self.token_loss = token_loss
+        self.micro_batch_size = size
+        self.token_accuracy = keras.metrics.Mean(name="token_accuracy")
+        self.backend = importlib.import_module(f"keras_qwen.training.step_{keras.backend.backend()}")
+        self._largest_batch = 0
+
+    def batch(self, model, data):
+        """Inputs without the missing ones, labels and float32 weights of a batch as `fit` hands it over."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if y is None:
+            raise ValueError("fit and evaluate need labels: labels[b, t] is the token that follows position t.")
+        inputs = {k: v for k, v in model.complete_inputs(x).items() if v is not None}
+        return inputs, y, token_weights(inputs, y, sample_weight)
+
+    def micro_batches(self, tensors, *, training):
+        """Splits the tensors' rows; None where the batch is to be taken whole.
+
+        A last, smaller batch is filled up with rows of weight 0.
+
+        Args:
+            tensors: `(inputs, labels, weights)`, each tensor with the same number of rows.
+
+        Returns:
+            The same structure, each tensor with two leading dimensions (micro-batches, micro_batch_size), or None.
+
+        Raises:
+            ValueError: if a batch is no multiple of the micro-batch and not smaller than the batches before it.
+        """
+        size, rows = self.micro_batch_size, tensors[1].shape[0]
+        if size is None:
+            return None
+        if rows is None:
+            raise ValueError("micro_batch_size needs a known batch size; batch the dataset with drop_remainder=True.")
+        if training:
+            if rows % size and rows >= self._largest_batch:
+                raise ValueError(f"micro_batch_size={size} does not divide the batch of {rows} rows.")
+            self._largest_batch = max(rows, self._largest_batch)
+        if rows <= size:
+            return None
+        missing = -rows % size
+
+        def split(x):
+            if missing:
+                x = ops.concatenate([x, ops.zeros((missing, *x.shape[1:]), x.dtype)], axis=0)
+            return ops.reshape(x, (-1, size, *x.shape[1:]))
+
+        return keras.tree.map_structure(split, tensors)
+
+    def loss_factor(self, model, weight_sum):
+        """What the sum of losses is multiplied by: 1 / weight_sum, times the optimizer's loss scale."""
+        return model.optimizer.scale_loss(reciprocal(weight_sum))
+
+    def report(self, model, sums: TokenLoss):
+        """Adds a batch to the running means, weighted by its tokens, and returns `logs`."""
+        loss_tracker(model).update_state(sums.loss, sample_weight=sums.weight_sum)
+        self.token_accuracy.update_state(sums.accuracy, sample_weight=sums.weight_sum)
+        return model.get_metrics_result()
+
+
+def add(a: TokenLoss, b: TokenLoss) -> TokenLoss:
+    """The sums of two batches together."""
+    return TokenLoss(*(x + y for x, y in zip(a, b, strict=True)))
+
+
+def zero_sums() -> TokenLoss:
+    """The sums of no batch."""
+    return TokenLoss(*(ops.zeros((), "float32") for _ in range(3)))

@@ -1,0 +1,69 @@
+"""The steps on JAX: pure functions of the variables' values."""
+
+import jax
+import keras
+
+from keras_qwen.training.step import add, zero_sums
+
+
+def train_step(step, model, state, data):
+    trainable, non_trainable, optimizer, metrics = state
+    inputs, labels, weights = batch = step.batch(model, data)
+    with keras.StatelessScope(state_mapping=list(zip(model.optimizer.variables, optimizer, strict=True))):
+        factor = step.loss_factor(model, weights.sum())
+
+    def scaled_loss(trainable, non_trainable, batch):
+        sums, non_trainable = _sums(step, model, trainable, non_trainable, batch, training=True)
+        return sums.loss_sum * factor, (sums, non_trainable)
+
+    gradient = jax.grad(scaled_loss, has_aux=True)
+    micro = step.micro_batches(batch, training=True)
+    if micro is None:
+        gradients, (sums, non_trainable) = gradient(trainable, non_trainable, batch)
+    else:
+
+        def accumulate(carry, part):
+            total, sums, non_trainable = carry
+            gradients, (more, non_trainable) = gradient(trainable, non_trainable, part)
+            total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients)
+            return (total, add(sums, more), non_trainable), None
+
+        zeros = jax.tree.map(lambda v: jax.numpy.zeros(v.shape, "float32"), trainable)
+        (gradients, sums, non_trainable), _ = jax.lax.scan(accumulate, (zeros, zero_sums(), non_trainable), micro)
+        gradients = jax.tree.map(lambda g, v: g.astype(v.dtype), gradients, trainable)
+    trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
+    logs, metrics = _report(step, model, metrics, sums)
+    return logs, (trainable, non_trainable, optimizer, metrics)
+
+
+def test_step(step, model, state, data):
+    trainable, non_trainable, metrics = state
+    batch = step.batch(model, data)
+    micro = step.micro_batches(batch, training=False)
+    if micro is None:
+        sums, non_trainable = _sums(step, model, trainable, non_trainable, batch, training=False)
+    else:
+
+        def accumulate(carry, part):
+            sums, non_trainable = carry
+            more, non_trainable = _sums(step, model, trainable, non_trainable, part, training=False)
+            return (add(sums, more), non_trainable), None
+
+        (sums, non_trainable), _ = jax.lax.scan(accumulate, (zero_sums(), non_trainable), micro)
+    logs, metrics = _report(step, model, metrics, sums)
+    return logs, (trainable, non_trainable, metrics)
+
+
+def _sums(step, model, trainable, non_trainable, batch, *, training):
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    mapping = list(zip(variables, [*trainable, *non_trainable], strict=True))
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        sums = step.token_loss(*batch, training=training)
+    return sums, [scope.get_current_value(v) for v in model.non_trainable_variables]
+
+
+def _report(step, model, metrics, sums):
+    variables = model.metrics_variables
+    with keras.StatelessScope(state_mapping=list(zip(variables, metrics, strict=True))) as scope:
+        logs = step.report(model, sums)
+    return logs, [scope.get_current_value(v) for v in variables]

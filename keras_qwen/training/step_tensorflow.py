@@ -1,0 +1,60 @@
+"""The steps on TensorFlow."""
+
+import tensorflow as tf
+
+from keras_qwen.ops.linear_cross_entropy import TokenLoss
+from keras_qwen.training.step import add, zero_sums
+
+
+def train_step(step, model, data):
+    batch = step.batch(model, data)
+    factor = step.loss_factor(model, tf.reduce_sum(batch[2]))
+    variables = model.trainable_weights
+
+    def gradients_and_sums(batch):
+        with tf.GradientTape() as tape:
+            sums = step.token_loss(*batch, training=True)
+            loss = sums.loss_sum * factor
+        return tape.gradient(loss, variables), sums
+
+    micro = step.micro_batches(batch, training=True)
+    if micro is None:
+        gradients, sums = gradients_and_sums(batch)
+    else:
+
+        def accumulate(i, totals, sums):
+            gradients, more = gradients_and_sums(_part(micro, i))
+            totals = [t + tf.cast(g, tf.float32) for t, g in zip(totals, gradients, strict=True)]
+            return i + 1, totals, tuple(add(TokenLoss(*sums), more))
+
+        zeros = [tf.zeros(v.shape, tf.float32) for v in variables]
+        _, gradients, sums = _loop(micro, accumulate, zeros, tuple(zero_sums()))
+        gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
+        sums = TokenLoss(*sums)
+    model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return step.report(model, sums)
+
+
+def test_step(step, model, data):
+    batch = step.batch(model, data)
+    micro = step.micro_batches(batch, training=False)
+    if micro is None:
+        return step.report(model, step.token_loss(*batch, training=False))
+
+    def accumulate(i, sums):
+        return i + 1, tuple(add(TokenLoss(*sums), step.token_loss(*_part(micro, i), training=False)))
+
+    _, sums = _loop(micro, accumulate, tuple(zero_sums()))
+    return step.report(model, TokenLoss(*sums))
+
+
+def _part(micro, i):
+    return tf.nest.map_structure(lambda x: x[i], micro)
+
+
+def _loop(micro, body, *state):
+    """Runs `body(i, *state)` for each micro-batch, one after the other."""
+    count = micro[1].shape[0]
+    return tf.while_loop(
+        lambda i, *_: i < count, body, (tf.constant(0), *state), parallel_iterations=1, maximum_iterations=count
+    )
