@@ -12,7 +12,7 @@ from os.path import commonprefix
 from keras_qwen.tokenizer.chat_template import ChatTemplateError
 
 # Stand for the texts of the probe: private characters, so that nothing else in a rendered chat is equal to them.
-_USER, _REPLY, _THOUGHT = "\ue000", "\ue001", "\ue002"
+_USER, _REPLY, _THOUGHT, _NEXT = "\ue000", "\ue001", "\ue002", "\ue003"
 # A disguise moves a character to the same place in one of the two private planes: lengths stay, and it can be undone.
 _ASSISTANT_PLANE, _OTHERS_PLANE = 0xF0000, 0x100000
 
@@ -62,21 +62,22 @@ def assistant_turns(tokenizer, text, messages, tools=None, variables=None):
 def _probe(render, messages, special_tokens):
     """Return what precedes every reply, what the generation prompt adds to that, and what ends a reply."""
     leading = takewhile(lambda message: message["role"] not in ("user", "assistant", "tool"), messages)
-    user, reply = {"role": "user", "content": _USER}, {"role": "assistant", "content": _REPLY}
-    asked = [*leading, user]
+    asked = [*leading, {"role": "user", "content": _USER}]
+    reply, following = {"role": "assistant", "content": _REPLY}, {"role": "user", "content": _NEXT}
     try:
         before, prompted = render(asked), render(asked, add_generation_prompt=True)
-        last, plain = render([*asked, reply]), render([*asked, reply, user])
-        thoughtful = render([*asked, {**reply, "reasoning_content": _THOUGHT}, user])
+        last, plain = render([*asked, reply]), render([*asked, reply, following])
+        thoughtful = render([*asked, {**reply, "reasoning_content": _THOUGHT}, following])
     except ChatTemplateError as error:
         raise ValueError(
             f"a short chat shows how the template marks turns, but it refuses that one: {error}"
         ) from error
-    header = prompt = ""
-    if all(longer.startswith(before) for longer in (prompted, plain, thoughtful)):
-        leads = [re.split(f"[{_REPLY}{_THOUGHT}]", chat[len(before) :])[0] for chat in (plain, thoughtful)]
-        prompt = prompted[len(before) :]
-        header = commonprefix([prompt, *leads])
+    before, prompted, plain_lead, thoughtful_lead = (
+        re.split(f"[{_REPLY}{_THOUGHT}]", chat.rpartition(_USER)[2])[0]
+        for chat in (before, prompted, plain, thoughtful)
+    )
+    lead = commonprefix([prompted, plain_lead, thoughtful_lead])
+    header = lead[len(commonprefix([lead, before])) :]  # without what closes the user's turn
     end_mark = commonprefix([chat.rpartition(_REPLY)[2] for chat in (last, plain)])
     special = re.search("|".join(map(re.escape, special_tokens)) or "(?!)", end_mark)
     end_mark = (end_mark[: special.end()] if special else end_mark).strip()
@@ -85,7 +86,7 @@ def _probe(render, messages, special_tokens):
             "the chat template puts no mark behind an assistant's message, so that a model could not learn to stop: "
             "let it write the tokenizer's eos_token there"
         )
-    return header, prompt[len(header) :], end_mark
+    return header, prompted[len(lead) :], end_mark
 
 
 def _render_disguised(render, text, messages, tools, variables, marks):
@@ -101,7 +102,10 @@ def _render_disguised(render, text, messages, tools, variables, marks):
             continue
         if _uncover(rendered) == _uncover(text):
             return rendered
-    raise ValueError("the chat template renders this chat otherwise once the marks of turns in its texts are disguised")
+    raise ValueError(
+        f"cannot tell the template's marks from those in this chat's texts: take {' and '.join(map(repr, marks))} out of "
+        "its messages, tools and template variables"
+    )
 
 
 def _disguise(message, mark, and_beginning):
@@ -109,7 +113,7 @@ def _disguise(message, mark, and_beginning):
     own = message["role"] == "assistant"
     covered = _cover(message, mark, _ASSISTANT_PLANE if own else _OTHERS_PLANE) | {"role": message["role"]}
     if and_beginning and not own and isinstance(covered.get("content"), str):
-        beginning = re.compile(r"\A((?:\s|<[^<>\s]*>)*)(\S)")  # templates look for tags
+        beginning = re.compile(r"\A((?:\s|<[^<>\s]*>)*+)(\S)")  # templates look for tags
         covered["content"] = beginning.sub(lambda m: m[1] + _shift(m[2], _OTHERS_PLANE), covered["content"])
     return covered
 
@@ -139,7 +143,10 @@ def _holds_others(text, disguised):
 
 def _length_before(render, text, messages, index):
     """How much of the text precedes a turn, if the template only ever appends to a chat."""
-    prompt = render(messages[:index], add_generation_prompt=True) if index else None
+    try:
+        prompt = render(messages[:index], add_generation_prompt=True) if index else None
+    except ChatTemplateError:
+        prompt = None
     if prompt is None or not text.startswith(prompt):
         raise ValueError(
             f"messages[{index}]: cannot tell where this turn begins, since the chat template neither begins every "

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 
 from keras_qwen.data.assistant_turns import assistant_turns
-from keras_qwen.tokenizer.chat_template import ChatTemplateError, check_messages
+from keras_qwen.tokenizer.chat_template import ChatTemplateError, check_messages, reasoning_of
 
 
 def encode_chat(tokenizer, messages, tools=None, **template_variables):
@@ -56,7 +56,7 @@ def _check_contents(messages):
         )
     for i, message in enumerate(messages):
         role, content = message["role"], message.get("content")
-        says_otherwise = message.get("tool_calls") or message.get("reasoning_content")
+        says_otherwise = message.get("tool_calls") or reasoning_of(message)
         if role in ("user", "assistant") and not content and not says_otherwise:
             raise ValueError(f"messages[{i}]: the {role}'s content is empty; leave such a chat out")
 
@@ -82,5 +82,6 @@ def _render(tokenizer, messages, tools, variables):
 def _prove(tokenizer, ids, text, offsets):
     """Check that the marked tokens say what the turn says."""
     said = text[offsets[0][0] : offsets[-1][1]] if ids else None
-    if not ids or tokenizer.decode(ids) != tokenizer.normalize(said):
+    # Both are normalised, since a special token's last character is never composed with what follows it.
+    if not ids or tokenizer.normalize(tokenizer.decode(ids)) != tokenizer.normalize(said):
         raise ValueError(f"the tokenizer does not give an assistant turn back: {tokenizer.decode(ids)!r} for {said!r}")

@@ -26,7 +26,7 @@ class Settings:
         batch_tokens: about how many tokens a training step sees, padding included.
         learning_rate: the peak, after the warm-up.
         max_length: longer chats are left out.
-        vocab_size: of the small model, as are the following.
+        vocab_size: of the small model at most, which the following describe, too.
         hidden_size: width of the residual stream, a multiple of 64.
         num_hidden_layers: number of blocks.
     """
@@ -118,11 +118,12 @@ def run(source=None, data=None, output="demo_output", settings=None):
 
 def small_model(data, settings):
     """A small Qwen3 with random weights, and a tokenizer trained on the chats of a file."""
-    texts = [message["content"] or "" for chat in read_chats(data) for message in chat["messages"]]
+    messages = [message for chat in read_chats(data) for message in chat["messages"]]
+    texts = [f"{message['role']}\n{message['content'] or ''}" for message in messages]
     tokenizer = kq.QwenTokenizer.train(texts, settings.vocab_size)
     config = kq.QwenConfig(
         model_type="qwen3",
-        vocab_size=settings.vocab_size,
+        vocab_size=tokenizer.vocab_size,
         hidden_size=settings.hidden_size,
         intermediate_size=settings.hidden_size * 3,
         num_hidden_layers=settings.num_hidden_layers,
@@ -131,6 +132,7 @@ def small_model(data, settings):
         head_dim=32,
         max_position_embeddings=settings.max_length,
         tie_word_embeddings=True,
+        extra={"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id},
     )
     return tokenizer, kq.QwenCausalLM(config)
 

@@ -23,7 +23,7 @@ class Rows:
         question: the first held-out chat, without its last answer.
         left_out: the number of chats longer than `max_length`.
         length: tokens in a row.
-        batch_size: rows in a batch.
+        batch_size: rows in a training batch.
 
     Raises:
         ValueError: a chat cannot be encoded (the message names the file and the chat), or fewer than two are left.
@@ -54,9 +54,10 @@ class Rows:
         longest = max(len(example["token_ids"]) for _, example in pairs)
         self.length = -(-longest // 16) * 16
         self.batch_size = min(max(batch_tokens // self.length, 1), len(self.train))
-        # A last batch of another size would be compiled anew: leave its few chats out.
-        whole = max(len(held_out) // self.batch_size, 1) * self.batch_size
-        self.held_out = [example for _, example in held_out[:whole]]
+        # Batches of one size, compiled once; what does not fill them, fewer chats than there are batches, goes.
+        batches = -(-len(held_out) // self.batch_size)
+        self.validation_batch_size = len(held_out) // batches
+        self.held_out = [example for _, example in held_out[: batches * self.validation_batch_size]]
 
     @property
     def steps_per_epoch(self):
@@ -85,8 +86,7 @@ class Rows:
     def validation(self):
         """The held-out rows, as a dict of arguments for `evaluate`."""
         inputs, labels, loss_weights = next_token_arrays(self.held_out, self.length)
-        batch_size = min(self.batch_size, len(self.held_out))
-        return {"x": inputs, "y": labels, "sample_weight": loss_weights, "batch_size": batch_size}
+        return {"x": inputs, "y": labels, "sample_weight": loss_weights, "batch_size": self.validation_batch_size}
 
 
 def _without_last_answer(chat):

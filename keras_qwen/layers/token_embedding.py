@@ -47,7 +47,7 @@ class TokenEmbedding(keras.layers.Layer):
     def call(self, inputs, reverse=False):
         if reverse:
             return ops.matmul(inputs, ops.transpose(ops.cast(self.embeddings, self.compute_dtype)))
-        return ops.cast(embedding_lookup(ops.convert_to_tensor(self.embeddings), inputs), self.compute_dtype)
+        return ops.cast(embedding_lookup(self.embeddings, inputs), self.compute_dtype)
 
     def compute_output_spec(self, inputs, reverse=False):
         if reverse:

@@ -4,6 +4,7 @@ import warnings
 
 import keras
 
+from keras_qwen.generation import Generator, read_generation_config, read_tokenizer
 from keras_qwen.models.backbone import QwenBackbone
 from keras_qwen.models.base import QwenModel
 from keras_qwen.ops.linear_cross_entropy import linear_cross_entropy
@@ -36,6 +37,8 @@ class QwenCausalLM(QwenModel):
 
     References: Qwen2, arXiv:2407.10671; Qwen3, arXiv:2505.09388.
     """
+
+    _generator = _tokenizer = _generation_config = None
 
     def __init__(self, config, dtype=None, remat=None, attention="auto", name="qwen_causal_lm", **kwargs):
         backbone = QwenBackbone(config, dtype=dtype, remat=None, attention=attention)
@@ -87,6 +90,50 @@ class QwenCausalLM(QwenModel):
             kernel_trainable=kernel.trainable,
             training=training,
         )
+
+    @property
+    def tokenizer(self):
+        """The `QwenTokenizer` of the loaded checkpoint, read when first asked for; None without one. May be set."""
+        if self._tokenizer is None and self.source is not None:
+            self._tokenizer = read_tokenizer(self.source.folder)
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    @property
+    def generation_config(self):
+        """What the checkpoint's generation_config.json says, a dict: the defaults of `generate`. May be set."""
+        if self._generation_config is None:
+            self._generation_config = {} if self.source is None else read_generation_config(self.source.folder)
+        return self._generation_config
+
+    @generation_config.setter
+    def generation_config(self, settings):
+        self._generation_config = settings
+
+    def generate(self, inputs, *, max_new_tokens=None, **arguments):
+        if self._generator is None:
+            self._generator = Generator(
+                self.config,
+                call_with_cache=self.backbone.call_with_cache,
+                head=self._head,
+                weights=lambda: self.weights,
+                cache_dtype=self.dtype_policy.compute_dtype,
+            )
+        return self._generator.generate(
+            inputs,
+            tokenizer=self.tokenizer,
+            generation_config=self.generation_config,
+            max_new_tokens=max_new_tokens,
+            **arguments,
+        )
+
+    def _head(self, hidden):
+        if self.lm_head is None:
+            return self.backbone.embed_tokens(hidden, reverse=True)
+        return self.lm_head(hidden)
 
     def compile(self, optimizer="adamw", loss=None, *, micro_batch_size=None, **kwargs):
         """Configures training.

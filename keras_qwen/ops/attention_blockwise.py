@@ -41,83 +41,193 @@ def blockwise_attention(query, key, value, *, segment_ids, key_segment_ids, sett
     forward pass keeps the output and the logarithm of each row's softmax sum; from those the backward pass makes each
     block's probabilities again.
     """
-    if segment_ids is None and not settings.causal:  # tells real keys from those added to fill the last block
+    if segment_ids is None and not settings.causal:  # tells real keys from those that fill up the last block
         segment_ids = ops.ones(ops.shape(query)[:2], dtype="int32")
         key_segment_ids = ops.ones(ops.shape(key)[:2], dtype="int32")
     return call_with_gradient(_forward, _backward, settings, (query, key, value), (segment_ids, key_segment_ids))
 
 
 def _forward(settings, inputs, segments):
-    """Returns the output, and as saved tensors it and each row's log-sum-exp (blocks, batch, kv_heads, rows)."""
-    tiles = _Tiles(settings, inputs, segments)
-    query, value = inputs[0], inputs[2]
+    """The output, and beside it what the gradient needs: the output and each row's log-sum-exp, in blocks."""
+    pairs = _Pairs(settings, inputs, segments)
+    block_shape = pairs.queries.block_shape
+    row_shape = block_shape[:-1]
 
-    def add_query_block(i, results):
+    def query_block(i, results):
         outputs, logsumexps = results
-        queries = tiles.queries(i)
+        queries = pairs.scaled_queries(i)
 
-        def add_key_block(j, state):
+        def key_block(j, state):
             highest, total, output = state
-            scores = tiles.scores(queries, i, j)
+            scores = pairs.scores(queries, i, j)
             new_highest = ops.maximum(highest, ops.max(scores, axis=-1))
             weights = ops.exp(scores - new_highest[..., None])
             shrink = ops.exp(highest - new_highest)
+            values = pairs.values[j]
             total = total * shrink + ops.sum(weights, axis=-1)
-            weighted = matmul_float32(ops.cast(weights, value.dtype), tiles.keys(tiles.value, j))
-            return new_highest, total, output * shrink[..., None] + weighted
+            output = output * shrink[..., None] + matmul_float32(ops.cast(weights, values.dtype), values)
+            return new_highest, total, output
 
-        state = ops.full(tiles.row_shape, LOWEST), ops.zeros(tiles.row_shape), ops.zeros(tiles.query_shape)
-        highest, total, output = ops.fori_loop(tiles.first[i], tiles.end[i], add_key_block, state)
-        total = ops.maximum(total, 1e-30)  # a row that sees no key has output 0
-        outputs = write_block(outputs, i, tiles.length_first(output / total[..., None]))
+        state = ops.full(row_shape, LOWEST), ops.zeros(row_shape), ops.zeros(block_shape)
+        highest, total, output = ops.fori_loop(pairs.first[i], pairs.end[i], key_block, state)
+        total = ops.maximum(total, 1e-30)  # a row that sees no key: its output is 0
+        outputs = write_block(outputs, i, ops.cast(output / total[..., None], queries.dtype))
         return outputs, write_block(logsumexps, i, highest + ops.log(total))
 
-    results = tiles.query_blocks(query.dtype), zero_blocks(tiles.counts[0], tiles.row_shape)
-    outputs, logsumexps = ops.fori_loop(0, tiles.counts[0], add_query_block, results)
-    output = tiles.join(outputs, tiles.lengths[0])
+    count = pairs.queries.count
+    results = zero_blocks(count, block_shape, inputs[0].dtype), zero_blocks(count, row_shape)
+    outputs, logsumexps = ops.fori_loop(0, count, query_block, results)
+    output = pairs.queries.join(outputs)
     return output, (output, stack_blocks(logsumexps))
 
 
 def _backward(settings, inputs, segments, saved, output_gradient):
-    """Returns the gradients of query, key and value."""
-    tiles = _Tiles(settings, inputs, segments)
-    query, key, value = inputs
+    """The gradients of query, key and value."""
+    pairs = _Pairs(settings, inputs, segments)
     logsumexps = saved[1]
-    output, output_gradient = (tiles.pad(x, 0) for x in (saved[0], output_gradient))
+    outputs, output_gradients = (_Blocks(x, pairs.queries.size, pairs.kv_heads) for x in (saved[0], output_gradient))
 
-    def add_query_block(i, gradients):
+    def query_block(i, gradients):
         query_gradients, *key_value_gradients = gradients
-        queries = tiles.queries(i)
-        output_gradients = tiles.heads_first(tiles.slice(output_gradient, i, 0))
-        outputs = tiles.heads_first(tiles.slice(output, i, 0))
+        queries, output, output_gradient = pairs.scaled_queries(i), outputs[i], output_gradients[i]
         logsumexp = logsumexps[i][..., None]
-        # The softmax's gradient subtracts sum(weights * weights' gradient), which equals this product.
-        mean = ops.sum(ops.cast(output_gradients, "float32") * ops.cast(outputs, "float32"), axis=-1, keepdims=True)
+        # The softmax's gradient subtracts each row's sum of weight * weight's gradient, which equals this product.
+        mean = ops.sum(ops.cast(output, "float32") * ops.cast(output_gradient, "float32"), axis=-1, keepdims=True)
 
-        def add_key_block(j, state):
-            query_sum, key_gradients, value_gradients = state
-            keys, values = tiles.keys(tiles.key, j), tiles.keys(tiles.value, j)
-            weights = ops.exp(tiles.scores(queries, i, j) - logsumexp)
-            weights_gradient = matmul_float32(output_gradients, ops.swapaxes(values, -1, -2))
-            scores_gradient = ops.cast(weights * (weights_gradient - mean), query.dtype)
-            weights = ops.cast(weights, value.dtype)
+        def key_block(j, state):
+            query_sum, key_sums, value_sums = state
+            keys, values = pairs.keys[j], pairs.values[j]
+            weights = ops.exp(pairs.scores(queries, i, j) - logsumexp)
+            weights_gradient = matmul_float32(output_gradient, _transposed(values))
+            scores_gradient = ops.cast(weights * (weights_gradient - mean), queries.dtype)
+            weights = ops.cast(weights, queries.dtype)
             query_sum = query_sum + matmul_float32(scores_gradient, keys)
-            value_sum = matmul_float32(ops.swapaxes(weights, -1, -2), output_gradients)
-            key_sum = matmul_float32(ops.swapaxes(scores_gradient, -1, -2), queries)
-            key_gradients = write_block(key_gradients, j, read_block(key_gradients, j) + key_sum)
-            value_gradients = write_block(value_gradients, j, read_block(value_gradients, j) + value_sum)
-            return query_sum, key_gradients, value_gradients
+            key_sum = read_block(key_sums, j) + matmul_float32(_transposed(scores_gradient), queries)
+            value_sum = read_block(value_sums, j) + matmul_float32(_transposed(weights), output_gradient)
+            return query_sum, write_block(key_sums, j, key_sum), write_block(value_sums, j, value_sum)
 
-        state = ops.zeros(tiles.query_shape), *key_value_gradients
-        query_sum, *key_value_gradients = ops.fori_loop(tiles.first[i], tiles.end[i], add_key_block, state)
-        query_sum = tiles.length_first(query_sum * settings.scale)
+        state = ops.zeros(pairs.queries.block_shape), *key_value_gradients
+        query_sum, *key_value_gradients = ops.fori_loop(pairs.first[i], pairs.end[i], key_block, state)
+        query_sum = ops.cast(query_sum * settings.scale, queries.dtype)
         return write_block(query_gradients, i, query_sum), *key_value_gradients
 
-    gradients = tiles.query_blocks(query.dtype), tiles.key_blocks(), tiles.key_blocks()
-    query_gradients, *key_value_gradients = ops.fori_loop(0, tiles.counts[0], add_query_block, gradients)
-    key_gradient, value_gradient = (tiles.join_keys(x) for x in key_value_gradients)
-    return (
-        tiles.join(query_gradients, tiles.lengths[0]),
-        ops.cast(key_gradient * tiles.score_scale, key.dtype),
-        ops.cast(value_gradient, value.dtype),
-    )
+    key_value_sums = (zero_blocks(pairs.keys.count, pairs.keys.block_shape) for _ in range(2))
+    gradients = zero_blocks(pairs.queries.count, pairs.queries.block_shape, inputs[0].dtype), *key_value_sums
+    query_gradients, key_sums, value_sums = ops.fori_loop(0, pairs.queries.count, query_block, gradients)
+    key_gradient = pairs.keys.join(key_sums) * pairs.score_scale
+    value_gradient = pairs.values.join(value_sums)
+    return pairs.queries.join(query_gradients), *(ops.cast(x, inputs[1].dtype) for x in (key_gradient, value_gradient))
+
+
+class _Pairs:
+    """The blocks of one call's tensors, and which pairs (query block, key block) have anything to compute."""
+
+    def __init__(self, settings, inputs, segments):
+        query, key, value = inputs
+        query_size, key_size = settings.block_size
+        self.settings = settings
+        self.kv_heads = key.shape[2]
+        self.queries = _Blocks(query, query_size, self.kv_heads)
+        self.keys = _Blocks(key, key_size, self.kv_heads)
+        self.values = _Blocks(value, key_size, self.kv_heads)
+        self.query_scale, self.score_scale = split_scale(settings.scale, query.dtype)
+        self.segments, self.key_segments = segments
+        if self.segments is not None:
+            self.segments = _fill_up(self.segments, query_size)
+            self.key_segments = _fill_up(self.key_segments, key_size)
+        self.first, self.end = self._ranges()
+
+    def scaled_queries(self, i):
+        return self.queries[i] * self.query_scale
+
+    def scores(self, queries, i, j):
+        """Masked float32 scores (batch, kv_heads, groups * query_size, key_size) of query block i with key block j."""
+        scores = matmul_float32(queries, _transposed(self.keys[j]))
+        if self.score_scale != 1.0:
+            scores = scores * self.score_scale
+        query_size, key_size = self.settings.block_size
+        mask = visible(
+            (i * query_size + ops.arange(query_size, dtype="int32"))[None, :, None],
+            (j * key_size + ops.arange(key_size, dtype="int32"))[None, None, :],
+            None if self.segments is None else _slice(self.segments, i, query_size),
+            None if self.segments is None else _slice(self.key_segments, j, key_size),
+            self.settings.sliding_window,
+            self.settings.causal,
+        )
+        shape = ops.shape(scores)
+        grouped = ops.reshape(scores, (*shape[:2], -1, query_size, key_size))
+        return ops.reshape(ops.where(mask[:, None, None], grouped, MASKED), shape)
+
+    def _ranges(self):
+        """For each query block the first key block that it needs, and the one after the last (both 0: none)."""
+        query_size, key_size = self.settings.block_size
+        query_start = ops.arange(self.queries.count, dtype="int32")[:, None] * query_size
+        key_start = ops.arange(self.keys.count, dtype="int32")[None, :] * key_size
+        alive = query_start + key_start >= 0
+        if self.settings.causal:
+            alive = key_start < query_start + query_size
+        if self.settings.sliding_window is not None:
+            alive = ops.logical_and(alive, key_start + key_size > query_start + 1 - self.settings.sliding_window)
+        if self.segments is not None:
+            query_lowest, query_highest = _segment_range(self.segments, query_size)
+            key_lowest, key_highest = _segment_range(self.key_segments, key_size)
+            shared = ops.logical_and(
+                query_lowest[:, :, None] <= key_highest[:, None, :], key_lowest[:, None, :] <= query_highest[:, :, None]
+            )
+            alive = ops.logical_and(alive, ops.any(shared, axis=0))
+        alive = ops.cast(alive, "int32")
+        end = self.keys.count - ops.argmax(ops.flip(alive, axis=1), axis=1)
+        return ops.cast(ops.argmax(alive, axis=1), "int32"), ops.cast(end, "int32") * ops.max(alive, axis=1)
+
+
+class _Blocks:
+    """A tensor (batch, length, heads, head_dim) in blocks of `size` tokens.
+
+    `blocks[i]` is (batch, kv_heads, groups * size, head_dim): the heads of a group lie one behind the other, so that
+    all of them meet their key/value head in one product. The last block is filled up with zeros.
+    """
+
+    def __init__(self, tensor, size, kv_heads):
+        batch, self.length, self.heads, head_dim = ops.shape(tensor)
+        self.size, self.kv_heads = size, kv_heads
+        self.tensor = _fill_up(tensor, size)
+        self.count = -(-self.length // size)
+        self.block_shape = (batch, kv_heads, self.heads // kv_heads * size, head_dim)
+
+    def __getitem__(self, i):
+        batch, _, _, head_dim = self.block_shape
+        block = ops.reshape(_slice(self.tensor, i, self.size), (batch, self.size, self.kv_heads, -1, head_dim))
+        return ops.reshape(ops.transpose(block, (0, 2, 3, 1, 4)), self.block_shape)
+
+    def join(self, blocks):
+        """What `zero_blocks` and `write_block` collected for all blocks, as (batch, length, heads, head_dim)."""
+        batch, _, _, head_dim = self.block_shape
+        blocks = ops.reshape(stack_blocks(blocks), (self.count, batch, self.kv_heads, -1, self.size, head_dim))
+        tensor = ops.transpose(blocks, (1, 0, 4, 2, 3, 5))
+        return ops.reshape(tensor, (batch, -1, self.heads, head_dim))[:, : self.length]
+
+
+def _fill_up(tensor, size):
+    """`tensor` (batch, length, ...) with zeros appended until `size` divides its length."""
+    batch, length, *rest = ops.shape(tensor)
+    missing = -length % size
+    if isinstance(missing, int) and missing == 0:
+        return tensor
+    return ops.concatenate([tensor, ops.zeros((batch, missing, *rest), dtype=tensor.dtype)], axis=1)
+
+
+def _slice(tensor, i, size):
+    """Tokens `i * size` to `(i + 1) * size` of a tensor (batch, length, ...)."""
+    batch, _, *rest = ops.shape(tensor)
+    return ops.slice(tensor, (0, i * size, *(0 for _ in rest)), (batch, size, *rest))
+
+
+def _segment_range(segments, size):
+    """Lowest and highest segment (batch, blocks) of each block; of padding alone, a range that meets no other."""
+    blocks = ops.reshape(segments, (ops.shape(segments)[0], -1, size))
+    lowest = ops.min(ops.where(blocks > 0, blocks, 2**31 - 1), axis=2)
+    return lowest, ops.max(blocks, axis=2)
+
+
+def _transposed(matrix):
+    return ops.swapaxes(matrix, -1, -2)

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 def shared_embedding(table, ids):
     """(rows of table, table); see `keras_qwen.ops.embedding_lookup`."""
+    table = tf.convert_to_tensor(table)  # a variable would have to be a second argument of the gradient
 
     @tf.custom_gradient
     def run(table):

@@ -105,7 +105,7 @@ def check_messages(messages):
             raise ValueError(f"messages[{i}]['role'] must be a str such as 'user', got {_brief(role)}")
         if content is None:
             # An assistant may answer with calls or thoughts alone.
-            if role == "assistant" and (message.get("tool_calls") or _reasoning(message)):
+            if role == "assistant" and (message.get("tool_calls") or reasoning_of(message)):
                 continue
             raise ValueError(f"messages[{i}]['content'] is missing; give the {role}'s text")
         if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
@@ -118,7 +118,8 @@ def _brief(value):
     return f"{type(value).__name__} {value!r}"[:80]
 
 
-def _reasoning(message):
+def reasoning_of(message):
+    """Return the thoughts that a message comes with, by whichever name, or None."""
     names = ("reasoning_content", "thinking", "reasoning")
     return next((message[name] for name in names if message.get(name) is not None), None)
 
@@ -126,7 +127,7 @@ def _reasoning(message):
 def _plain_message(message, where):
     plain = {key: value for key, value in _plain(message, where).items() if value is not None}
     # Chats from elsewhere call it `thinking` or `reasoning`; Qwen's templates read `reasoning_content`.
-    reasoning = _reasoning(plain)
+    reasoning = reasoning_of(plain)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
 
 

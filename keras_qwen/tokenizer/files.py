@@ -6,17 +6,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
+from keras_qwen.checkpoint.file_names import TOKENIZER_FILES
 from keras_qwen.tokenizer.byte_level import VOCABULARY_SIZE, byte_level_bpe, qwen_added_tokens
 
-FILE_NAMES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _TOKEN_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -28,13 +20,13 @@ def read_files(folder):
         folder: path of the folder.
 
     Returns:
-        Dict of file name to bytes, of those of `FILE_NAMES` that exist.
+        Dict of file name to bytes, of those that exist.
 
     Raises:
         FileNotFoundError: neither tokenizer.json nor vocab.json with merges.txt is there.
     """
     folder = Path(folder)
-    files = {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
+    files = {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
     if "tokenizer.json" not in files and not {"vocab.json", "merges.txt"} <= files.keys():
         raise FileNotFoundError(
             f"{folder} holds no tokenizer: put tokenizer.json there, or vocab.json and merges.txt "
@@ -59,7 +51,7 @@ def write_files(folder, files):
             unfinished.replace(folder / name)
         finally:
             unfinished.unlink(missing_ok=True)
-    for name in set(FILE_NAMES) - files.keys():  # a chat_template.jinja left behind would win over ours
+    for name in set(TOKENIZER_FILES) - files.keys():  # a chat_template.jinja left behind would win over ours
         (folder / name).unlink(missing_ok=True)
 
 
@@ -85,6 +77,9 @@ def build_tokenizer(files):
         tokenizer.no_truncation()
     else:
         vocabulary = _read_json(files, "vocab.json")
+        wrong = next((token for token, token_id in vocabulary.items() if not isinstance(token_id, int)), None)
+        if wrong is not None:
+            raise ValueError(f"vocab.json: the id of {wrong!r} is not an integer; fetch it again")
         tokenizer = byte_level_bpe(vocabulary, _read_merges(files, vocabulary))
     present = tokenizer.get_added_tokens_decoder()
     for token_id, token in sorted(_declared_tokens(files).items()):

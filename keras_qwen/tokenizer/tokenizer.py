@@ -208,7 +208,7 @@ class QwenTokenizer:
         if not isinstance(ids, list | tuple):
             ids = np.asarray(ids).tolist()
         ids = [ids] if isinstance(ids, int) else ids
-        if any(hasattr(i, "__len__") for i in ids):
+        if any(hasattr(i, "__len__") and not isinstance(i, str) for i in ids):
             return [self.decode(row, skip_special_tokens) for row in ids]
         try:
             return self._tokenizer.decode([operator.index(i) for i in ids], skip_special_tokens=skip_special_tokens)

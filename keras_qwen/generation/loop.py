@@ -1,0 +1,113 @@
+"""The two compiled functions of decoding, and the loop around them."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_qwen.generation.cache import bucket, decoding_masks, empty_cache, left_padded
+from keras_qwen.generation.sampling import Plan, choose
+from keras_qwen.config import QwenConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """The model as decoding sees it.
+
+    Args:
+        config: `QwenConfig`.
+        call_with_cache: as of `QwenBackbone`.
+        head: function of hidden states (batch, length, hidden_size) that returns logits (batch, length, vocab_size).
+        weights: function that returns the model's current variables.
+        cache_dtype: dtype of keys and values.
+    """
+
+    config: QwenConfig
+    call_with_cache: Callable
+    head: Callable
+    weights: Callable
+    cache_dtype: str
+
+    def __post_init__(self):
+        module = importlib.import_module(f"keras_qwen.generation.steps_{keras.backend.backend()}")
+        object.__setattr__(self, "_steps", module.Steps(self.weights, self._prefill, self._decode))
+
+    def tokens(self, rows, settings, sampler=None):
+        """Generates token by token; nothing is computed for a token that nobody asks for.
+
+        Args:
+            rows: the prompts, lists of ids.
+            settings: `GenerationSettings`.
+            sampler: an object with `compute_probabilities` and `get_next_token`, or None.
+
+        Yields:
+            int32 arrays (batch,), `settings.max_new_tokens` of them.
+        """
+        if not settings.max_new_tokens:
+            return
+        length = bucket(max(len(row) for row in rows))
+        capacity = bucket(length + settings.max_new_tokens - 1)
+        token_ids, segment_ids = left_padded(rows, length)
+        starts = length - segment_ids.sum(axis=1, dtype="int32")
+        plan = Plan.of(settings, self.config.vocab_size, logits=sampler is not None)
+        numbers = _Numbers(settings)
+        seen = _seen(rows, self.config.vocab_size) if plan.penalty else None
+        cache = self._steps.new_cache(empty_cache(self.config, len(rows), capacity, self.cache_dtype))
+        chosen, cache = self._steps.prefill(cache, token_ids, segment_ids, seen, numbers.next(), plan=plan)
+        for index in range(length, length + settings.max_new_tokens):
+            token = chosen if sampler is None else _sampled(sampler, chosen)
+            host_token = ops.convert_to_numpy(token)
+            yield host_token
+            if index == length + settings.max_new_tokens - 1:
+                return
+            if seen is not None:
+                seen[np.arange(len(rows)), host_token] = True
+            chosen, cache = self._steps.decode(
+                cache, token, np.int32(index), starts, seen, numbers.next(), plan=plan
+            )
+
+    def _prefill(self, cache, token_ids, segment_ids, seen, numbers, plan):
+        positions = ops.maximum(ops.cumsum(segment_ids, axis=1) - 1, 0)
+        hidden, cache = self.call_with_cache(token_ids, positions, cache, 0, None, segment_ids)
+        return choose(self.head(hidden[:, -1:])[:, 0], seen, numbers, plan), cache
+
+    def _decode(self, cache, token, index, starts, seen, numbers, plan):
+        capacity = cache[0][0].shape[1]
+        masks = decoding_masks(self.config, starts, index, capacity)
+        hidden, cache = self.call_with_cache(token[:, None], (index - starts)[:, None], cache, index, masks)
+        return choose(self.head(hidden)[:, 0], seen, numbers, plan), cache
+
+
+class _Numbers:
+    """The numbers of a choice, with a new key for each draw."""
+
+    def __init__(self, settings):
+        self._fixed = {
+            "temperature": np.float32(settings.temperature),
+            "top_k": np.int32(min(settings.top_k, 2**31 - 1)),
+            "top_p": np.float32(settings.top_p),
+            "min_p": np.float32(settings.min_p),
+            "repetition_penalty": np.float32(settings.repetition_penalty),
+        }
+        seed = settings.seed
+        if seed is None:  # follows keras.utils.set_random_seed
+            seed = int(keras.random.randint((), 0, 2**31 - 1, dtype="int32")) if settings.temperature else 0
+        self._keys = np.random.default_rng(seed)
+        self._key_dtype = keras.random.SeedGenerator(0).state.dtype
+
+    def next(self):
+        return {**self._fixed, "key": self._keys.integers(0, 2**31 - 1, 2).astype(self._key_dtype)}
+
+
+def _seen(rows, vocab_size):
+    seen = np.zeros((len(rows), vocab_size), "bool")
+    for i, row in enumerate(rows):
+        seen[i, row] = True
+    return seen
+
+
+def _sampled(sampler, logits):
+    return ops.cast(sampler.get_next_token(sampler.compute_probabilities(logits)), "int32")
