@@ -170,15 +170,15 @@ class _Repository:
         if set(names) <= set(files):  # the Hub was not within reach a moment ago
             return f"{listed} of {self.id} (commit {commit}) could not be fetched: call again."
         text = f"{self.id} (commit {commit}) has no {listed}."
-        holds = {CONFIG_NAME: "a model", ADAPTER_CONFIG_NAME: "an adapter"}
-        kinds = [kind for name, kind in holds.items() if name in files and name not in names]
-        weights = [name for name in files if name.endswith(_OTHER_WEIGHTS)]
-        if kinds and not {CONFIG_NAME, ADAPTER_CONFIG_NAME}.isdisjoint(names):
-            text += f" It holds {kinds[0]}."
-        elif names[-1].endswith(".safetensors") and weights:
+        if CONFIG_NAME in names and ADAPTER_CONFIG_NAME in files:
+            return f"{text} It holds an adapter, not a model."
+        if ADAPTER_CONFIG_NAME in names and CONFIG_NAME in files:
+            return f"{text} It holds a model, not an adapter."
+        others = [name for name in files if name.endswith(_OTHER_WEIGHTS)]
+        if others and names[-1] in (WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME):
             text += (
-                f" It has {', '.join(weights[:4])}, which cannot be read: convert to safetensors (transformers' and "
-                f"peft's save_pretrained do), and load the folder with the result."
+                f" It has {', '.join(others[:4])}, which keras_qwen does not read: convert to safetensors "
+                f"(save_pretrained of transformers or peft does), and load the folder with the result."
             )
         return text
 

@@ -68,6 +68,7 @@ def _exchange(a, b) -> bool:
 
 
 def _carry_over(entry, target):
+    entry = Path(entry)
     if entry.is_symlink() or not entry.is_dir():
         try:
             os.link(entry, target, follow_symlinks=False)

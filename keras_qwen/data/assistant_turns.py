@@ -103,8 +103,8 @@ def _render_disguised(render, text, messages, tools, variables, marks):
         if _uncover(rendered) == _uncover(text):
             return rendered
     raise ValueError(
-        f"cannot tell the template's marks from those in this chat's texts: take {' and '.join(map(repr, marks))} out of "
-        "its messages, tools and template variables"
+        f"cannot tell the template's marks from those in this chat's texts: take {' and '.join(map(repr, marks))} "
+        "out of its messages, tools and template variables"
     )
 
 

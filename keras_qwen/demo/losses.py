@@ -45,15 +45,19 @@ def plot_losses(path, step_losses, held_out_losses, title):
     Example:
         >>> plot_losses("loss.png", [3.0, 2.0, 1.5, 1.2], [3.1, 1.9, 1.4], "Qwen on 20 chats")
     """
-    steps = len(step_losses)
+    steps, epochs = len(step_losses), len(held_out_losses) - 1
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(range(1, steps + 1), step_losses, color="tab:blue", linewidth=1, label="training, each step")
-    apart = steps / (len(held_out_losses) - 1)
-    places = [index * apart for index in range(len(held_out_losses))]
-    axes.plot(places, held_out_losses, "o-", color="tab:orange", markersize=4, label="held-out chats, each epoch")
-    for place, loss, side in ((places[0], held_out_losses[0], "left"), (places[-1], held_out_losses[-1], "right")):
-        axes.annotate(f"{loss:.2f}", (place, loss), xytext=(0, 7), textcoords="offset points", ha=side)
+    axes.plot(range(1, steps + 1), step_losses, color="tab:blue", linewidth=0.8, label="training, each step")
+    axes.plot(
+        [epoch * steps / epochs for epoch in range(epochs + 1)],
+        held_out_losses,
+        "o-",
+        color="tab:orange",
+        markersize=4,
+        linewidth=2,
+        label=f"held-out chats, each epoch: from {held_out_losses[0]:.2f} to {held_out_losses[-1]:.2f}",
+    )
     axes.set(title=title, xlabel="training step", ylabel="loss per answer token (nats)", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()

@@ -40,7 +40,7 @@ class Settings:
     num_hidden_layers: int = 4
 
 
-FROM_SCRATCH = Settings(epochs=16, batch_tokens=2048, learning_rate=2e-3)
+FROM_SCRATCH = Settings(epochs=16, batch_tokens=512, learning_rate=3e-3)
 PRETRAINED = Settings(epochs=3, batch_tokens=512, learning_rate=1e-5)
 
 
@@ -164,8 +164,9 @@ def fine_tune(model, rows, settings):
 def reply(model, tokenizer, chat, max_new_tokens=48):
     """The model's most likely answer to a chat, as text."""
     prompt = tokenizer.apply_chat_template(chat["messages"], tools=chat.get("tools"), add_generation_prompt=True)
-    new_tokens = model.generate([prompt], max_new_tokens=max_new_tokens, temperature=0.0, stop=["<|im_end|>"])
-    return tokenizer.decode(new_tokens[0])
+    stop = [tokenizer.eos_token_id]
+    new_tokens = model.generate([prompt], max_new_tokens=max_new_tokens, temperature=0.0, stop=stop)
+    return tokenizer.decode(new_tokens[0], skip_special_tokens=True)
 
 
 def fingerprint(model, inputs):

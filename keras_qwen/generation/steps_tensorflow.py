@@ -24,4 +24,8 @@ class Steps:
         key = (function, plan, tuple(id(variable) for variable in self._weights()))
         if key not in self._functions:
             self._functions[key] = tf.function(lambda cache, *arguments: function(cache, *arguments, plan))
-        return self._functions[key](cache, *tf.nest.map_structure(tf.convert_to_tensor, arguments))
+        return self._functions[key](cache, *tf.nest.map_structure(_tensor, arguments))
+
+
+def _tensor(value):
+    return None if value is None else tf.convert_to_tensor(value)  # a number would be traced as a constant

@@ -47,9 +47,7 @@ class StreamDecoder:
 
     def flush(self):
         """Return what is left (a replacement character for a broken one), and start anew."""
-        rest = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return rest
+        return self._decoder.decode(b"", final=True)
 
     def _bytes(self, token_id):
         token = None if token_id in self._special else self._tokenizer.id_to_token(token_id)

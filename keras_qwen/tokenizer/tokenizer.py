@@ -216,7 +216,7 @@ class QwenTokenizer:
             raise ValueError(f"token ids must be integers from 0 on; drop labels of -100 first ({error})") from error
 
     def normalize(self, text):
-        """Return text as `decode(encode(text))` gives it back: in Unicode's composed form (NFC), for Qwen."""
+        """Return text in the form in which it is encoded, and so comes back from `decode`: for Qwen, Unicode's NFC."""
         normalizer = self._tokenizer.normalizer
         return text if normalizer is None else normalizer.normalize_str(text)
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import socket
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -139,6 +140,10 @@ def names(folder):
 
 class _Server(ThreadingHTTPServer):
     request_queue_size = 32  # huggingface_hub opens eight connections at once
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exception(), OSError):  # the client may hang up, or `stop` did
+            super().handle_error(request, client_address)
 
 
 class _Error(Exception):

@@ -154,7 +154,7 @@ def test_offline_with_half_a_cache(server, way, monkeypatch):
     server.add("Qwen/small", SINGLE)
     hub.resolve("Qwen/small", "config")
     options, advice = go_offline(server, way, monkeypatch)
-    with pytest.raises(OSError, match=rf"Qwen/small is not in the cache, or not all of it: .*{advice}"):
+    with pytest.raises(OSError, match=rf"Qwen/small.*{advice}"):
         hub.resolve("Qwen/small", "model", **options)
 
 

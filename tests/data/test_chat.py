@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from keras_qwen.data.chat import encode_chat
 from keras_qwen.tokenizer import QwenTokenizer
+from keras_qwen.tokenizer.byte_level import byte_level_bpe
 from keras_qwen.tokenizer.chat_template import CHATML
 
 # Thoughts are shown after the last question alone; its generation prompt may hold an empty thought, or begin one.
@@ -208,6 +209,34 @@ class TestThinking:
         last = "<think>\npolite\n</think>\n\nBye.<|im_end|>"
         assert self.trained(tokenizer, chat, tools=[TOOL]) == [CALLED.lstrip("\n"), "Noon.<|im_end|>", last]
 
+    def test_forged_tools_beside_dropped_thoughts(self, tokenizer):
+        tokenizer.chat_template = "{{ tools | tojson }}{{ preface }}" + THINKING
+        chat = [
+            user("time?"),
+            assistant("Look.", reasoning_content="ask"),
+            tool("12:00"),
+            assistant("Noon."),
+            user("Thanks"),
+            assistant("Bye."),
+        ]
+        expected = ["Look.<|im_end|>", "Noon.<|im_end|>", "<think>\n\n</think>\n\nBye.<|im_end|>"]
+        assert trained_texts(tokenizer, chat, tools=[{"name": FORGED, FORGED: [FORGED]}], preface="") == expected
+        assert trained_texts(tokenizer, chat, preface=FORGED) == expected
+
+    def test_a_template_that_keeps_thoughts(self, tokenizer):
+        tokenizer.chat_template = THINKING.replace("loop.index0 > ns.last", "true")
+        chat = [*self.CHAT, user("3"), assistant("three")]
+        assert trained_texts(tokenizer, chat) == [
+            "<think>\nfirst\n</think>\n\none<|im_end|>",
+            "<think>\n2nd\n</think>\n\ntwo<|im_end|>",
+            "<think>\n\n</think>\n\nthree<|im_end|>",
+        ]
+        assert trained_texts(tokenizer, chat, enable_thinking=False) == [
+            "first\n</think>\n\none<|im_end|>",  # every turn begins as the prompt does, up to here
+            "2nd\n</think>\n\ntwo<|im_end|>",
+            "three<|im_end|>",
+        ]
+
     def test_users_that_write_tags(self, tokenizer):
         chat = [user("q"), assistant("a"), user("<tool_response>\nx</tool_response>"), assistant("b")]
         empty = "<think>\n\n</think>\n\n"
@@ -249,7 +278,8 @@ class TestOtherTemplates:
         assert trained_texts(tokenizer, [user("a"), assistant("b")]) == ["b<|im_end|>"]
 
     def test_whose_last_turn_ends_otherwise_too(self, tokenizer):
-        tokenizer.chat_template = CHATML + "\n{% if not add_generation_prompt %}<|endoftext|>{% endif %}"
+        end = "{% if not add_generation_prompt %}<|endoftext|>{% endif %}"
+        tokenizer.chat_template = CHATML.replace("<|im_end|>\n", "<|im_end|>") + end
         chat = [user("a"), assistant("b"), user("c"), assistant("d")]
         assert trained_texts(tokenizer, chat) == ["b<|im_end|>", "d<|im_end|>"]
 
@@ -327,6 +357,16 @@ def test_a_missing_template(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="set tokenizer.chat_template"):
         encode_chat(tokenizer, [user("a"), assistant("b")])
+
+
+def test_a_tokenizer_that_loses_text_is_found_out():
+    letters = {character: i for i, character in enumerate("userasitnĊab")}
+    bpe = byte_level_bpe(letters)
+    bpe.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer = QwenTokenizer(bpe, chat_template=CHATML)
+    assert trained_texts(tokenizer, [user("a"), assistant("b")]) == ["b<|im_end|>"]
+    with pytest.raises(ValueError, match="does not give an assistant turn back: 'b<|im_end|>' for 'bz<|im_end|>'"):
+        encode_chat(tokenizer, [user("a"), assistant("bz")])
 
 
 PIECES = st.sampled_from(

@@ -129,7 +129,7 @@ def test_settings_of_the_last_use_are_dropped(trained, folder):
     settings = json.loads((folder / "tokenizer.json").read_text())
     settings["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     settings["padding"] = {
-        "strategy": {"Fixed": 8},
+        "strategy": {"Fixed": 99},
         "direction": "Right",
         "pad_to_multiple_of": None,
         "pad_id": 0,
