@@ -180,13 +180,14 @@ def fingerprint(model, inputs):
 
 def print_report(report, chat, tensors):
     """Say what came of it, where the files are, and what to do next."""
+    before, after = (text if len(text) <= 90 else text[:90] + "..." for text in report.replies)
     equal = "equal the trained model's" if report.reload_is_equal else "DIFFER from the trained model's"
     print(f"""
 Held-out loss per answer token: {report.held_out_losses[0]:.3f} before, {report.held_out_losses[-1]:.3f} after.
 
-A held-out question:  {chat["messages"][-1]["content"]}
-Reply before:         {report.replies[0]}
-Reply after:          {report.replies[1]}
+A held-out question:  {chat["messages"][-1]["content"]!r}
+Reply before:         {before!r}
+Reply after:          {after!r}
 
 Saved and loaded again: {tensors} tensors and the logits of a held-out chat {equal}.
 

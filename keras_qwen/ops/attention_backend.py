@@ -9,13 +9,28 @@ import keras
 from keras import ops
 
 
-def matmul_float32(left, right):
-    """Matrix product returned in float32; operands in half precision are not widened where the backend allows it."""
-    if keras.backend.backend() == "jax":
-        import jax.numpy as jnp
+def matmul_float32(left, right, transpose_left=False, transpose_right=False):
+    """Product of the last two dimensions of tensors of rank 4, returned in float32.
 
-        return jnp.matmul(left, right, preferred_element_type=jnp.float32)
-    return ops.cast(ops.matmul(left, right), "float32")
+    Operands in half precision are not widened where the backend allows it. Transposing here makes no copies.
+    """
+    match keras.backend.backend():
+        case "jax":
+            import jax
+            import jax.numpy as jnp
+
+            contracted = ((2 if transpose_left else 3,), (3 if transpose_right else 2,))
+            batch = ((0, 1), (0, 1))
+            return jax.lax.dot_general(left, right, (contracted, batch), preferred_element_type=jnp.float32)
+        case "tensorflow":
+            import tensorflow as tf
+
+            product = tf.matmul(left, right, transpose_a=transpose_left, transpose_b=transpose_right)
+            return tf.cast(product, tf.float32)
+        case _:
+            left = ops.swapaxes(left, 2, 3) if transpose_left else left
+            right = ops.swapaxes(right, 2, 3) if transpose_right else right
+            return ops.cast(ops.matmul(left, right), "float32")
 
 
 def call_with_gradient(forward, backward, settings, inputs, constants):

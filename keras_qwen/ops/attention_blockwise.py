@@ -98,12 +98,12 @@ def _backward(settings, inputs, segments, saved, output_gradient):
             query_sum, key_sums, value_sums = state
             keys, values = pairs.keys[j], pairs.values[j]
             weights = ops.exp(pairs.scores(queries, i, j) - logsumexp)
-            weights_gradient = matmul_float32(output_gradient, _transposed(values))
+            weights_gradient = matmul_float32(output_gradient, values, transpose_right=True)
             scores_gradient = ops.cast(weights * (weights_gradient - mean), queries.dtype)
             weights = ops.cast(weights, queries.dtype)
             query_sum = query_sum + matmul_float32(scores_gradient, keys)
-            key_sum = read_block(key_sums, j) + matmul_float32(_transposed(scores_gradient), queries)
-            value_sum = read_block(value_sums, j) + matmul_float32(_transposed(weights), output_gradient)
+            key_sum = read_block(key_sums, j) + matmul_float32(scores_gradient, queries, transpose_left=True)
+            value_sum = read_block(value_sums, j) + matmul_float32(weights, output_gradient, transpose_left=True)
             return query_sum, write_block(key_sums, j, key_sum), write_block(value_sums, j, value_sum)
 
         state = ops.zeros(pairs.queries.block_shape), *key_value_gradients
@@ -142,7 +142,7 @@ class _Pairs:
 
     def scores(self, queries, i, j):
         """Masked float32 scores (batch, kv_heads, groups * query_size, key_size) of query block i with key block j."""
-        scores = matmul_float32(queries, _transposed(self.keys[j]))
+        scores = matmul_float32(queries, self.keys[j], transpose_right=True)
         if self.score_scale != 1.0:
             scores = scores * self.score_scale
         query_size, key_size = self.settings.block_size
@@ -227,7 +227,3 @@ def _segment_range(segments, size):
     blocks = ops.reshape(segments, (ops.shape(segments)[0], -1, size))
     lowest = ops.min(ops.where(blocks > 0, blocks, 2**31 - 1), axis=2)
     return lowest, ops.max(blocks, axis=2)
-
-
-def _transposed(matrix):
-    return ops.swapaxes(matrix, -1, -2)

@@ -8,9 +8,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_qwen.backend import concrete_value
 from keras_qwen.ops.linear_cross_entropy_loop import Plan, backend_module
 
-DEFAULT_MEMORY_BUDGET = 160 * 2**20
+DEFAULT_MEMORY_BUDGET = 208 * 2**20
+PIECE_BYTES = 16 * 2**20
 
 
 class TokenLoss(NamedTuple):
@@ -100,7 +102,7 @@ def linear_cross_entropy(
     hidden, kernel, labels = (ops.convert_to_tensor(x) for x in (hidden, kernel, labels))
     hidden_size, vocab = _check_shapes(hidden, kernel, labels, transposed)
     backend = backend_module()
-    _check_labels(backend, labels, vocab)
+    _check_labels(labels, vocab)
     weights = ops.ones_like(labels, "float32") if weights is None else ops.cast(weights, "float32")
     if tuple(weights.shape) != tuple(labels.shape):
         raise ValueError(f"weights {tuple(weights.shape)} must have the shape of labels {tuple(labels.shape)}.")
@@ -119,7 +121,7 @@ def linear_cross_entropy(
     whole = backend.adds_in_place() or keras.distribution.distribution() is not None
     plan = Plan(
         chunk_size=_chunk_size(chunk_size, memory_budget, tokens, vocab, shards),
-        pieces=1 if whole else _pieces(kernel.shape, memory_budget),
+        pieces=1 if whole else _pieces(kernel.shape),
         transposed=transposed,
         gradients=training,
         kernel_gradient=training and kernel_trainable,
@@ -149,8 +151,8 @@ def _check_shapes(hidden, kernel, labels, transposed):
     return hidden_size, vocab
 
 
-def _check_labels(backend, labels, vocab):
-    values = backend.known_values(labels)
+def _check_labels(labels, vocab):
+    values = concrete_value(labels)
     if values is not None and values.size and values.max() >= vocab:
         raise ValueError(f"labels must be below the vocabulary size {vocab}, found {values.max()}.")
 
@@ -172,11 +174,11 @@ def _chunk_size(chunk_size, memory_budget, tokens, vocab, shards):
     return min(most, -(-even // 8) * 8, per_shard)
 
 
-def _pieces(shape, memory_budget):
-    """Smallest divisor of the kernel's rows that brings a piece of its float32 gradient under half of the budget."""
+def _pieces(shape):
+    """A divisor of the kernel's rows that brings a piece of its float32 gradient into a processor's cache."""
     rows, columns = shape
-    wanted = -(-8 * rows * columns // memory_budget)
-    return next((n for n in range(wanted, min(rows, 8 * wanted) + 1) if rows % n == 0), 1)
+    wanted = -(-4 * rows * columns // PIECE_BYTES)
+    return next((n for n in range(wanted, min(rows, 16 * wanted) + 1) if rows % n == 0), 1)
 
 
 def _batch_shards():

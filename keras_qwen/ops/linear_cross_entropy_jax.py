@@ -4,20 +4,18 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from keras_qwen.ops.linear_cross_entropy_loop import token_sums
 
 
-def known_values(x):
-    """Values of an array on the host, None while it is only traced."""
-    return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
-
-
 def adds_in_place():
-    """Whether the compiler lets a product add to its output. XLA does on accelerators, not on CPU."""
-    return jax.default_backend() != "cpu"
+    """Whether the compiler lets a product add to its output. XLA does on accelerators."""
+    return not _on_cpu()
+
+
+def _on_cpu():
+    return jax.default_backend() == "cpu"
 
 
 def while_loop(condition, body, state):
@@ -42,22 +40,25 @@ def add(total, index, value):
 
 
 def cross_entropy(logits, labels, weights, gradients):
-    """Losses and hits (tokens,) of logits (tokens, vocab) float32, and the weighted gradient or None.
-
-    Comparing a running index with the label instead of gathering and scattering lets a vocabulary that is spread over
-    devices stay where it is.
-    """
-    index = lax.broadcasted_iota(labels.dtype, logits.shape, 1)
-    labels = labels[:, None]
-    is_label = index == labels
-    of_label = jnp.sum(jnp.where(is_label, logits, 0.0), axis=1, keepdims=True)
-    largest = jnp.max(logits, axis=1, keepdims=True)
-    log_sum = largest + jnp.log(jnp.sum(jnp.exp(logits - largest), axis=1, keepdims=True))
-    # argmax takes the first of equals.
-    ahead = (logits > of_label) | ((logits == of_label) & (index < labels))
-    correct = ~jnp.any(ahead, axis=1)
-    slopes = (jnp.exp(logits - log_sum) - is_label) * weights[:, None] if gradients else None
-    return (log_sum - of_label)[:, 0], correct.astype(jnp.float32), slopes
+    """Losses and hits (tokens,) of logits (tokens, vocab) float32, and the weighted gradient or None."""
+    best = jnp.argmax(logits, axis=1)
+    of_label = jnp.take_along_axis(logits, labels[:, None], axis=1)
+    largest = jnp.take_along_axis(logits, best[:, None], axis=1)
+    if _on_cpu():
+        # Taken before the powers overwrite the logits, which are otherwise kept for it.
+        logits, of_label = lax.optimization_barrier((logits, of_label))
+    powers = jnp.exp(logits - largest)
+    if _on_cpu():
+        # Written down, else XLA computes them once for the sum, without vector registers, and again for the slopes.
+        powers = lax.optimization_barrier(powers)
+    total = jnp.sum(powers, axis=1, keepdims=True)
+    losses = largest + jnp.log(total) - of_label
+    if not gradients:
+        return losses[:, 0], best == labels, None
+    weights = weights[:, None]
+    # A comparison and not a scatter: it works where the vocabulary is spread over devices.
+    is_label = lax.broadcasted_iota(labels.dtype, logits.shape, 1) == labels[:, None]
+    return losses[:, 0], best == labels, powers * (weights / total) - jnp.where(is_label, weights, 0.0)
 
 
 def most(plan, steps):

@@ -72,7 +72,7 @@ def token_sums(plan, hidden, kernel, labels, weights):
         states, chunk_weights = hidden_chunks[index], weight_chunks[index]
         logits = primitives.product(states, matrix, transpose_b=plan.transposed)
         losses, correct, slopes = primitives.cross_entropy(logits, label_chunks[index], chunk_weights, plan.gradients)
-        sums = loss_sum + ops.sum(losses * chunk_weights), correct_sum + ops.sum(correct * chunk_weights)
+        sums = loss_sum + ops.sum(losses * chunk_weights), correct_sum + ops.sum(ops.where(correct, chunk_weights, 0.0))
         if not plan.gradients:
             return (index + 1, *sums)
         slopes = ops.cast(slopes, hidden.dtype)

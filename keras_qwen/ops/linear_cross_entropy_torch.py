@@ -5,10 +5,6 @@ import torch
 from keras_qwen.ops.linear_cross_entropy_loop import token_sums
 
 
-def known_values(x):
-    return x.detach().cpu().numpy()
-
-
 def adds_in_place():
     return False
 
@@ -39,10 +35,10 @@ def cross_entropy(logits, labels, weights, gradients):
     log_sum = torch.logsumexp(logits, dim=1, keepdim=True)
     losses = log_sum - torch.gather(logits, 1, labels)
     if not gradients:
-        return losses[:, 0], correct.float(), None
+        return losses[:, 0], correct, None
     slopes = logits.sub_(log_sum).exp_()
     slopes.scatter_add_(1, labels, torch.full_like(losses, -1.0))
-    return losses[:, 0], correct.float(), slopes.mul_(weights[:, None])
+    return losses[:, 0], correct, slopes.mul_(weights[:, None])
 
 
 def most(plan, steps):

@@ -360,7 +360,7 @@ def test_a_missing_template(tokenizer):
 
 
 def test_a_tokenizer_that_loses_text_is_found_out():
-    letters = {character: i for i, character in enumerate("userasitnĊab")}
+    letters = {character: i for i, character in enumerate("useraintĊb")}
     bpe = byte_level_bpe(letters)
     bpe.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer = QwenTokenizer(bpe, chat_template=CHATML)
