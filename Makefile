@@ -4,7 +4,7 @@ BACKEND ?= tensorflow
 SHARED  ?= ../shared
 PIP     := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test parity real-model bench lint
+.PHONY: help demo test parity real-model bench lint types
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -49,9 +49,11 @@ endif
 bench: .venv/.installed  ## the benchmarks: ARGS=<case and options>
 	.venv/bin/python -m benchmarks $(ARGS)
 
-lint: .venv/.installed  ## ruff and mypy
+lint: .venv/.installed  ## ruff: rules and format
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+
+types: .venv/.installed  ## mypy
 	.venv/bin/mypy
 
 # $(call make_venv,FOLDER): an environment of the first Python that will do.

@@ -56,6 +56,9 @@ def assistant_turns(tokenizer, text, messages, tools=None, variables=None):
             raise ValueError(f"messages[{index}]: the chat template does not end this turn with {end_mark!r}")
         _check_rendered(messages[index], text[start:end], f"messages[{index}]")
         turns.append((inside, end))
+    for i, message in enumerate(messages):
+        if not isinstance(message.get("content") or "", str):  # some templates render nothing for a list
+            _check_rendered(message, text, f"messages[{i}]")
     return turns
 
 
@@ -155,12 +158,12 @@ def _length_before(render, text, messages, index):
     return len(prompt)
 
 
-def _check_rendered(message, turn, where):
-    """Refuse templates that drop what the assistant says; thoughts may be dropped."""
+def _check_rendered(message, rendered, where):
+    """Refuse templates that drop what a message says; thoughts may be dropped."""
     content = message.get("content") or ""
     parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     for part in parts:
         answer = part.rpartition("</think>")[2].strip()
-        if answer not in turn:
+        if answer not in rendered:
             hint = "" if isinstance(content, str) else "; pass the content as a str"
             raise ValueError(f"{where}: the chat template does not render {answer[:40]!r} as it is{hint}")

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 
 import keras_qwen as kq
-from keras_qwen.data.reading import read_chats
 from keras_qwen.demo.losses import StepLosses, plot_losses
 from keras_qwen.demo.rows import Rows
 
@@ -40,7 +39,7 @@ class Settings:
     num_hidden_layers: int = 4
 
 
-FROM_SCRATCH = Settings(epochs=16, batch_tokens=512, learning_rate=3e-3)
+FROM_SCRATCH = Settings(epochs=14, batch_tokens=512, learning_rate=3e-3)
 PRETRAINED = Settings(epochs=3, batch_tokens=512, learning_rate=1e-5)
 
 
@@ -101,7 +100,7 @@ def run(source=None, data=None, output="demo_output", settings=None):
     step_losses, held_out_losses = fine_tune(model, rows, settings)
     replies = reply_before, reply(model, tokenizer, rows.question)
     figure, folder = output / "loss.png", output / "model"
-    plot_losses(figure, step_losses, held_out_losses, f"{name}, {len(rows.train)} chats")
+    plot_losses(figure, step_losses, held_out_losses, f"Training {name} on {len(rows.train)} chats")
 
     probe = {key: value[:1] for key, value in rows.validation()["x"].items()}
     trained = fingerprint(model, probe)
@@ -118,7 +117,7 @@ def run(source=None, data=None, output="demo_output", settings=None):
 
 def small_model(data, settings):
     """A small Qwen3 with random weights, and a tokenizer trained on the chats of a file."""
-    messages = [message for chat in read_chats(data) for message in chat["messages"]]
+    messages = [message for chat in kq.data.read_chats(data) for message in chat["messages"]]
     texts = [f"{message['role']}\n{message['content'] or ''}" for message in messages]
     tokenizer = kq.QwenTokenizer.train(texts, settings.vocab_size)
     config = kq.QwenConfig(

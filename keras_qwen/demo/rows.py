@@ -3,8 +3,6 @@
 import numpy as np
 
 import keras_qwen as kq
-from keras_qwen.data.examples import next_token_arrays
-from keras_qwen.data.reading import read_chats
 
 
 class Rows:
@@ -34,7 +32,7 @@ class Rows:
     """
 
     def __init__(self, path, tokenizer, batch_tokens, max_length):
-        chats, examples = read_chats(path), []
+        chats, examples = kq.data.read_chats(path), []
         for number, chat in enumerate(chats, start=1):
             try:
                 examples.append(kq.data.encode_chat(tokenizer, chat["messages"], tools=chat.get("tools")))
@@ -72,7 +70,7 @@ class Rows:
         generator = np.random.default_rng(0)
         order = np.concatenate([generator.permutation(len(self.train)) for _ in range(epochs)])
         order = order[: epochs * self.steps_per_epoch * self.batch_size]
-        inputs, labels, loss_weights = next_token_arrays([self.train[row] for row in order], self.length)
+        inputs, labels, loss_weights = kq.data.next_token_arrays([self.train[row] for row in order], self.length)
         return {
             "x": inputs,
             "y": labels,
@@ -85,7 +83,7 @@ class Rows:
 
     def validation(self):
         """The held-out rows, as a dict of arguments for `evaluate`."""
-        inputs, labels, loss_weights = next_token_arrays(self.held_out, self.length)
+        inputs, labels, loss_weights = kq.data.next_token_arrays(self.held_out, self.length)
         return {"x": inputs, "y": labels, "sample_weight": loss_weights, "batch_size": self.validation_batch_size}
 
 

@@ -8,6 +8,7 @@ from keras_qwen.ops.attention import choose_implementation
 from keras_qwen.ops.attention_mask import attention_mask
 
 
+@keras.saving.register_keras_serializable(package="keras_qwen")
 class AttentionMasks(keras.layers.Layer):
     """Makes the masks that dense attention needs; the other implementations work from `segment_ids`.
 

@@ -10,6 +10,7 @@ from keras_qwen.layers.swiglu_mlp import SwiGLUMLP
 REMAT_POLICIES = (None, "block", "attention", "mlp")
 
 
+@keras.saving.register_keras_serializable(package="keras_qwen")
 class DecoderBlock(keras.layers.Layer):
     """One pre-norm Transformer layer: attention and feed-forward network, each added to its input.
 
@@ -129,6 +130,7 @@ class DecoderBlock(keras.layers.Layer):
         }
 
 
+@keras.saving.register_keras_serializable(package="keras_qwen")
 class CheckpointedDecoderBlock(DecoderBlock):
     """A `DecoderBlock` that keeps only its input for the backward pass and recomputes the rest there.
 

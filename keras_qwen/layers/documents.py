@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 
+@keras.saving.register_keras_serializable(package="keras_qwen")
 class Documents(keras.layers.Layer):
     """Combines `padding_mask`, `segment_ids` and `position_ids` to one segment and one position a token.
 

@@ -12,6 +12,7 @@ from keras_qwen.layers.rotary_embedding import RotaryEmbedding, apply_rotary_emb
 from keras_qwen.ops.attention import attention
 
 
+@keras.saving.register_keras_serializable(package="keras_qwen")
 class GroupedQueryAttention(keras.layers.Layer):
     """Causal self-attention with rotary positions, where groups of query heads share a key/value head.
 

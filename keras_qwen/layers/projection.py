@@ -2,9 +2,19 @@
 
 import keras
 
+from keras_qwen.ops.row_matmul import row_matmul
+
+
+class Projection(keras.layers.Dense):
+    """A `keras.layers.Dense` that is fast at the single rows of decoding."""
+
+    def call(self, inputs, training=None):
+        outputs = row_matmul(inputs, self.kernel)
+        return outputs if self.bias is None else outputs + self.bias
+
 
 def build_projection(parent, name, units, input_shape, *, use_bias, kernel_initializer):
-    """A built `keras.layers.Dense` under the parent's dtype policy, with an initialiser (and seed) of its own.
+    """A built `Projection` under the parent's dtype policy, with an initialiser (and seed) of its own.
 
     Args:
         parent: the layer that the projection belongs to; its `build` must be running.
@@ -14,7 +24,7 @@ def build_projection(parent, name, units, input_shape, *, use_bias, kernel_initi
     """
     if isinstance(kernel_initializer, keras.initializers.Initializer):
         kernel_initializer = kernel_initializer.clone()  # one object would give every kernel the same values
-    dense = keras.layers.Dense(
+    dense = Projection(
         units, use_bias=use_bias, kernel_initializer=kernel_initializer, dtype=parent.dtype_policy, name=name
     )
     dense.build(input_shape)

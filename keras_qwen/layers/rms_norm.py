@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 
+@keras.saving.register_keras_serializable(package="keras_qwen")
 class RMSNorm(keras.layers.Layer):
     """Root mean square normalisation over the last dimension, with a learnt scale and no shift.
 

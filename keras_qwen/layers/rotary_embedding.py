@@ -9,6 +9,7 @@ from keras import ops
 from keras_qwen.config import normalise_rope
 
 
+@keras.saving.register_keras_serializable(package="keras_qwen")
 class RotaryEmbedding(keras.layers.Layer):
     """Rotary position embedding: the angles of each position, as cosines and sines.
 

@@ -8,6 +8,7 @@ from keras import ops
 from keras_qwen.layers.projection import build_projection
 
 
+@keras.saving.register_keras_serializable(package="keras_qwen")
 class SwiGLUMLP(keras.layers.Layer):
     """Gated feed-forward network: `down_proj(silu(gate_proj(x)) * up_proj(x))`, without biases.
 

@@ -6,6 +6,7 @@ from keras import ops
 from keras_qwen.ops.embedding_lookup import embedding_lookup
 
 
+@keras.saving.register_keras_serializable(package="keras_qwen")
 class TokenEmbedding(keras.layers.Layer):
     """Embedding matrix whose gradient is dense and right on every backend, repeated tokens included.
 

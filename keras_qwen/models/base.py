@@ -3,6 +3,7 @@
 import warnings
 
 import keras
+import numpy as np
 
 from keras_qwen.backend import concrete_value
 from keras_qwen.checkpoint import hub, loading, saving
@@ -48,6 +49,25 @@ class QwenModel(keras.Model):
         self._warn_if_too_long(shape[1])
         check_token_ids(inputs["token_ids"], self.config.vocab_size)
         return inputs
+
+    # Inside their compiled functions ids are not known any more, so arrays are checked before.
+
+    def fit(self, x=None, *args, **kwargs):
+        self._check_arrays(x)
+        return super().fit(x, *args, **kwargs)
+
+    def evaluate(self, x=None, *args, **kwargs):
+        self._check_arrays(x)
+        return super().evaluate(x, *args, **kwargs)
+
+    def predict(self, x, *args, **kwargs):
+        self._check_arrays(x)
+        return super().predict(x, *args, **kwargs)
+
+    def _check_arrays(self, x):
+        ids = x.get("token_ids") if isinstance(x, dict) else x
+        if isinstance(ids, np.ndarray):
+            check_token_ids(ids, self.config.vocab_size)
 
     def _warn_if_too_long(self, length):
         limit = self.config.max_position_embeddings

@@ -11,6 +11,7 @@ from keras_qwen.ops.linear_cross_entropy import linear_cross_entropy
 from keras_qwen.training.step import TokenStep
 
 
+@keras.saving.register_keras_serializable(package="keras_qwen")
 class QwenCausalLM(QwenModel):
     """Qwen with its language-model head.
 
@@ -175,6 +176,15 @@ class QwenCausalLM(QwenModel):
                 f"they are rounded, so that small learning rates train nothing. Use dtype='mixed_bfloat16'.",
                 stacklevel=3,
             )
+
+    @property
+    def micro_batch_size(self):
+        """Rows that are computed at once, as given to `compile`; None for whole batches."""
+        return None if self._step is None else self._step.micro_batch_size
+
+    def get_compile_config(self):
+        config = super().get_compile_config()
+        return config and {**config, "micro_batch_size": self.micro_batch_size}
 
     @property
     def metrics(self):

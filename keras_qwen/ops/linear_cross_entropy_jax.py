@@ -42,11 +42,9 @@ def add(total, index, value):
 def cross_entropy(logits, labels, weights, gradients):
     """Losses and hits (tokens,) of logits (tokens, vocab) float32, and the weighted gradient or None."""
     best = jnp.argmax(logits, axis=1)
-    of_label = jnp.take_along_axis(logits, labels[:, None], axis=1)
-    largest = jnp.take_along_axis(logits, best[:, None], axis=1)
-    if _on_cpu():
-        # Taken before the powers overwrite the logits, which are otherwise kept for it.
-        logits, of_label = lax.optimization_barrier((logits, of_label))
+    # Both in one step, so that nothing asks for the logits once the powers have taken their memory.
+    chosen = jnp.take_along_axis(logits, jnp.stack([labels, best.astype(labels.dtype)], axis=1), axis=1)
+    of_label, largest = chosen[:, :1], chosen[:, 1:]
     powers = jnp.exp(logits - largest)
     if _on_cpu():
         # Written down, else XLA computes them once for the sum, without vector registers, and again for the slopes.
