@@ -40,7 +40,7 @@ class Settings:
 
 
 FROM_SCRATCH = Settings(epochs=14, batch_tokens=512, learning_rate=3e-3)
-PRETRAINED = Settings(epochs=3, batch_tokens=512, learning_rate=1e-5)
+PRETRAINED = Settings(epochs=3, batch_tokens=256, learning_rate=1e-5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Report:
     """What a run has shown: losses per answer token, replies to one held-out chat, and where the files are."""
 
     step_losses: list[float]
+    epoch_losses: list[float]
     held_out_losses: list[float]
     replies: tuple[str, str]
     reload_is_equal: bool
@@ -97,7 +98,7 @@ def run(source=None, data=None, output="demo_output", settings=None):
     print(f"steps:   {rows.steps_per_epoch} an epoch, {rows.batch_size} rows of {rows.length} tokens each\n")
 
     reply_before = reply(model, tokenizer, rows.question)
-    step_losses, held_out_losses = fine_tune(model, rows, settings)
+    step_losses, epoch_losses, held_out_losses = fine_tune(model, rows, settings)
     replies = reply_before, reply(model, tokenizer, rows.question)
     figure, folder = output / "loss.png", output / "model"
     plot_losses(figure, step_losses, held_out_losses, f"Training {name} on {len(rows.train)} chats")
@@ -110,7 +111,7 @@ def run(source=None, data=None, output="demo_output", settings=None):
     gc.collect()  # a large model and its optimizer make room for the second one
     reload_is_equal = fingerprint(kq.QwenCausalLM.from_pretrained(folder), probe) == trained
 
-    report = Report(step_losses, held_out_losses, replies, reload_is_equal, folder, figure)
+    report = Report(step_losses, epoch_losses, held_out_losses, replies, reload_is_equal, folder, figure)
     print_report(report, rows.question, len(trained["tensors"]))
     return report
 
@@ -137,7 +138,12 @@ def small_model(data, settings):
 
 
 def fine_tune(model, rows, settings):
-    """Train, and return the loss of every step, and on the held-out rows before training and after each epoch."""
+    """Train.
+
+    Returns:
+        Three lists of losses: of every step, of every epoch, and on the held-out rows before training and after every
+        epoch.
+    """
     steps = rows.steps_per_epoch * settings.epochs
     warmup_steps = max(steps // 10, 1)
     schedule = keras.optimizers.schedules.CosineDecay(
@@ -157,7 +163,7 @@ def fine_tune(model, rows, settings):
         validation_batch_size=validation["batch_size"],
         callbacks=[step_losses],
     )
-    return step_losses.losses, [loss_before, *history.history["val_loss"]]
+    return step_losses.losses, history.history["loss"], [loss_before, *history.history["val_loss"]]
 
 
 def reply(model, tokenizer, chat, max_new_tokens=48):
@@ -182,20 +188,23 @@ def print_report(report, chat, tensors):
     before, after = (text if len(text) <= 90 else text[:90] + "..." for text in report.replies)
     equal = "equal the trained model's" if report.reload_is_equal else "DIFFER from the trained model's"
     print(f"""
-Held-out loss per answer token: {report.held_out_losses[0]:.3f} before, {report.held_out_losses[-1]:.3f} after.
+Loss per answer token
+  held-out chats:     {report.held_out_losses[0]:.3f} before training, {report.held_out_losses[-1]:.3f} after it
+  training chats:     {report.epoch_losses[0]:.3f} in the first epoch, {report.epoch_losses[-1]:.3f} in the last
 
 A held-out question:  {chat["messages"][-1]["content"]!r}
-Reply before:         {before!r}
-Reply after:          {after!r}
+  reply before:       {before!r}
+  reply after:        {after!r}
 
 Saved and loaded again: {tensors} tensors and the logits of a held-out chat {equal}.
 
-{report.figure}  the loss, step by step
-{report.model_folder}     the model in Hugging Face form, in float32
+Files
+  {report.figure}: the loss, step by step
+  {report.model_folder}: the model in Hugging Face form, in float32
 
-Next:
+Next
   make demo MODEL=Qwen/Qwen2.5-0.5B-Instruct DATA=chats.jsonl BACKEND=jax
-      the same with a real model and chats of your own, {{"messages": [...]}} on each line
-  keras_qwen.QwenCausalLM.from_pretrained("{report.model_folder}").generate("...")
-      the model in Python; transformers' AutoModelForCausalLM loads the same folder
+    does the same with a real model and chats of your own, {{"messages": [...]}} on each line
+  keras_qwen.QwenCausalLM.from_pretrained("{report.model_folder}").generate([{{"role": "user", "content": "Hello!"}}])
+    talks to the model in Python; transformers, vLLM and llama.cpp's converter read the same folder
 """)

@@ -6,7 +6,9 @@ import keras
 
 
 def backend_module():
-    """The module for the backend that Keras runs on. Each of them has these functions:
+    """The module for the backend that Keras runs on.
+
+    Each of them has these functions:
 
     - `device()`: "cpu", "gpu" or "tpu", where new tensors go.
     - `matmul_float32(left, right, transpose_left=False, transpose_right=False)`: product of the last two of four

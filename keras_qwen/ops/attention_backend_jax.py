@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from keras_qwen.ops.attention_mask import self_attention_mask
+from keras_qwen.ops.attention_mask import attention_mask
 
 
 def device():
@@ -71,8 +71,11 @@ def flash_attention(query, key, value, *, segment_ids, sliding_window, causal, s
 
 
 def _cudnn_attention(query, key, value, segment_ids, sliding_window, causal, scale):
-    # The kernel knows causality and the window, but segments only as a (length, length) mask without heads.
-    mask = None if segment_ids is None else self_attention_mask(segment_ids, sliding_window, causal)[:, None]
+    # The kernel knows causality and the window, but segments only as a (length, length) mask without heads. In it,
+    # padding sees padding: a row that sees nothing would divide by zero.
+    mask = None
+    if segment_ids is not None:
+        mask = attention_mask(segment_ids + 1, sliding_window=sliding_window, causal=causal)[:, None]
     return jax.nn.dot_product_attention(
         query,
         key,

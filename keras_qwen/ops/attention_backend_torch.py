@@ -3,7 +3,7 @@
 import torch
 from keras import ops
 
-from keras_qwen.ops.attention_mask import self_attention_mask
+from keras_qwen.ops.attention_mask import attention_mask
 
 
 def device():
@@ -53,7 +53,9 @@ def stack_blocks(blocks):
 def flash_attention(query, key, value, *, segment_ids, sliding_window, causal, scale):
     mask = None
     if segment_ids is not None or sliding_window is not None:
-        mask = self_attention_mask(segment_ids, sliding_window, causal, length=query.shape[1])[:, None]
+        # In this mask, padding sees padding: a row that sees nothing would divide by zero.
+        segments = None if segment_ids is None else segment_ids + 1
+        mask = attention_mask(segments, query.shape[1], sliding_window, causal)[:, None]
     output = torch.nn.functional.scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),

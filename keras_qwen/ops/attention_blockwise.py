@@ -5,27 +5,22 @@ References:
     Dao et al. 2022, "FlashAttention" (arXiv:2205.14135)
 """
 
-import dataclasses
+from functools import partial
+from typing import NamedTuple
 
 from keras import ops
 
-from keras_qwen.ops.attention_backend import (
-    call_with_gradient,
-    matmul_float32,
-    read_block,
-    stack_blocks,
-    write_block,
-    zero_blocks,
-)
+from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.ops.attention_dense import MASKED, split_scale
 from keras_qwen.ops.attention_mask import visible
 
 # Where a row's maximum starts: above the masked scores, so that exp(MASKED - maximum) is 0 even if a row sees no key.
 LOWEST = MASKED / 10
 
+zeros = partial(ops.zeros, dtype="float32")
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+
+class Settings(NamedTuple):
     """What the loops need besides tensors; `block_size` counts queries and keys."""
 
     block_size: tuple[int, int]
@@ -44,11 +39,13 @@ def blockwise_attention(query, key, value, *, segment_ids, key_segment_ids, sett
     if segment_ids is None and not settings.causal:  # tells real keys from those that fill up the last block
         segment_ids = ops.ones(ops.shape(query)[:2], dtype="int32")
         key_segment_ids = ops.ones(ops.shape(key)[:2], dtype="int32")
-    return call_with_gradient(_forward, _backward, settings, (query, key, value), (segment_ids, key_segment_ids))
+    segments = segment_ids, key_segment_ids
+    return backend_module().call_with_gradient(_forward, _backward, settings, (query, key, value), segments)
 
 
 def _forward(settings, inputs, segments):
     """The output, and beside it what the gradient needs: the output and each row's log-sum-exp, in blocks."""
+    backend = backend_module()
     pairs = _Pairs(settings, inputs, segments)
     block_shape = pairs.queries.block_shape
     row_shape = block_shape[:-1]
@@ -65,26 +62,31 @@ def _forward(settings, inputs, segments):
             shrink = ops.exp(highest - new_highest)
             values = pairs.values[j]
             total = total * shrink + ops.sum(weights, axis=-1)
-            output = output * shrink[..., None] + matmul_float32(ops.cast(weights, values.dtype), values)
+            output = output * shrink[..., None] + backend.matmul_float32(ops.cast(weights, values.dtype), values)
             return new_highest, total, output
 
-        state = ops.full(row_shape, LOWEST), ops.zeros(row_shape), ops.zeros(block_shape)
+        state = ops.full(row_shape, LOWEST, "float32"), zeros(row_shape), zeros(block_shape)
         highest, total, output = ops.fori_loop(pairs.first[i], pairs.end[i], key_block, state)
         total = ops.maximum(total, 1e-30)  # a row that sees no key: its output is 0
-        outputs = write_block(outputs, i, ops.cast(output / total[..., None], queries.dtype))
-        return outputs, write_block(logsumexps, i, highest + ops.log(total))
+        outputs = backend.write_block(outputs, i, ops.cast(output / total[..., None], queries.dtype))
+        return outputs, backend.write_block(logsumexps, i, highest + ops.log(total))
 
     count = pairs.queries.count
-    results = zero_blocks(count, block_shape, inputs[0].dtype), zero_blocks(count, row_shape)
+    results = backend.zero_blocks(count, block_shape, inputs[0].dtype), backend.zero_blocks(count, row_shape)
     outputs, logsumexps = ops.fori_loop(0, count, query_block, results)
     output = pairs.queries.join(outputs)
-    return output, (output, stack_blocks(logsumexps))
+    return output, (output, backend.stack_blocks(logsumexps))
 
 
 def _backward(settings, inputs, segments, saved, output_gradient):
     """The gradients of query, key and value."""
+    backend = backend_module()
     pairs = _Pairs(settings, inputs, segments)
     logsumexps = saved[1]
+
+    def add_to_block(blocks, j, values):
+        return backend.write_block(blocks, j, backend.read_block(blocks, j) + values)
+
     outputs, output_gradients = (_Blocks(x, pairs.queries.size, pairs.kv_heads) for x in (saved[0], output_gradient))
 
     def query_block(i, gradients):
@@ -98,21 +100,21 @@ def _backward(settings, inputs, segments, saved, output_gradient):
             query_sum, key_sums, value_sums = state
             keys, values = pairs.keys[j], pairs.values[j]
             weights = ops.exp(pairs.scores(queries, i, j) - logsumexp)
-            weights_gradient = matmul_float32(output_gradient, values, transpose_right=True)
+            weights_gradient = backend.matmul_float32(output_gradient, values, transpose_right=True)
             scores_gradient = ops.cast(weights * (weights_gradient - mean), queries.dtype)
             weights = ops.cast(weights, queries.dtype)
-            query_sum = query_sum + matmul_float32(scores_gradient, keys)
-            key_sum = read_block(key_sums, j) + matmul_float32(scores_gradient, queries, transpose_left=True)
-            value_sum = read_block(value_sums, j) + matmul_float32(weights, output_gradient, transpose_left=True)
-            return query_sum, write_block(key_sums, j, key_sum), write_block(value_sums, j, value_sum)
+            query_sum = query_sum + backend.matmul_float32(scores_gradient, keys)
+            key_sum = backend.matmul_float32(scores_gradient, queries, transpose_left=True)
+            value_sum = backend.matmul_float32(weights, output_gradient, transpose_left=True)
+            return query_sum, add_to_block(key_sums, j, key_sum), add_to_block(value_sums, j, value_sum)
 
-        state = ops.zeros(pairs.queries.block_shape), *key_value_gradients
+        state = zeros(pairs.queries.block_shape), *key_value_gradients
         query_sum, *key_value_gradients = ops.fori_loop(pairs.first[i], pairs.end[i], key_block, state)
         query_sum = ops.cast(query_sum * settings.scale, queries.dtype)
-        return write_block(query_gradients, i, query_sum), *key_value_gradients
+        return backend.write_block(query_gradients, i, query_sum), *key_value_gradients
 
-    key_value_sums = (zero_blocks(pairs.keys.count, pairs.keys.block_shape) for _ in range(2))
-    gradients = zero_blocks(pairs.queries.count, pairs.queries.block_shape, inputs[0].dtype), *key_value_sums
+    key_value_sums = (backend.zero_blocks(pairs.keys.count, pairs.keys.block_shape) for _ in range(2))
+    gradients = backend.zero_blocks(pairs.queries.count, pairs.queries.block_shape, inputs[0].dtype), *key_value_sums
     query_gradients, key_sums, value_sums = ops.fori_loop(0, pairs.queries.count, query_block, gradients)
     key_gradient = pairs.keys.join(key_sums) * pairs.score_scale
     value_gradient = pairs.values.join(value_sums)
@@ -142,7 +144,7 @@ class _Pairs:
 
     def scores(self, queries, i, j):
         """Masked float32 scores (batch, kv_heads, groups * query_size, key_size) of query block i with key block j."""
-        scores = matmul_float32(queries, self.keys[j], transpose_right=True)
+        scores = backend_module().matmul_float32(queries, self.keys[j], transpose_right=True)
         if self.score_scale != 1.0:
             scores = scores * self.score_scale
         query_size, key_size = self.settings.block_size
@@ -202,7 +204,9 @@ class _Blocks:
     def join(self, blocks):
         """What `zero_blocks` and `write_block` collected for all blocks, as (batch, length, heads, head_dim)."""
         batch, _, _, head_dim = self.block_shape
-        blocks = ops.reshape(stack_blocks(blocks), (self.count, batch, self.kv_heads, -1, self.size, head_dim))
+        blocks = ops.reshape(
+            backend_module().stack_blocks(blocks), (self.count, batch, self.kv_heads, -1, self.size, head_dim)
+        )
         tensor = ops.transpose(blocks, (1, 0, 4, 2, 3, 5))
         return ops.reshape(tensor, (batch, -1, self.heads, head_dim))[:, : self.length]
 

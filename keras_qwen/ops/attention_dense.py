@@ -5,7 +5,7 @@ import math
 import keras
 from keras import ops
 
-from keras_qwen.ops.attention_backend import matmul_float32
+from keras_qwen.ops.attention_backend import backend_module
 
 MASKED = -1e30  # finite: a row without visible keys stays free of NaN, and is zeroed at the end
 
@@ -20,9 +20,11 @@ def dense_attention(query, key, value, *, mask, scale, dropout, seed):
     key_length, kv_heads = ops.shape(key)[1:3]
     groups = heads // kv_heads
     query_scale, score_scale = split_scale(scale, query.dtype)
-    query = ops.transpose(ops.reshape(query * query_scale, (batch, length, kv_heads, groups, head_dim)), (0, 2, 3, 1, 4))
+    query = ops.transpose(
+        ops.reshape(query * query_scale, (batch, length, kv_heads, groups, head_dim)), (0, 2, 3, 1, 4)
+    )
     query = ops.reshape(query, (batch, kv_heads, groups * length, head_dim))
-    scores = matmul_float32(query, ops.transpose(key, (0, 2, 3, 1)))
+    scores = backend_module().matmul_float32(query, ops.transpose(key, (0, 2, 3, 1)))
     scores = ops.reshape(scores, (batch, kv_heads, groups, length, key_length))
     if score_scale != 1.0:
         scores = scores * score_scale
