@@ -11,7 +11,7 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
 
 demo: .venv/.installed  ## fine-tune, save, reload: MODEL=<folder or Hub id> DATA=<chat .jsonl> BACKEND=tensorflow|jax OUTPUT=<folder>
-	KERAS_BACKEND=$(BACKEND) .venv/bin/python -m keras_qwen.demo \
+	KERAS_BACKEND=$(BACKEND) TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m keras_qwen.demo \
 		$(if $(MODEL),--model "$(MODEL)") $(if $(DATA),--data "$(DATA)") $(if $(OUTPUT),--output "$(OUTPUT)")
 
 test: .venv/.installed  ## the test suite on TensorFlow, then on JAX: ARGS=<more for pytest>

@@ -186,6 +186,10 @@ class QwenCausalLM(QwenModel):
         config = super().get_compile_config()
         return config and {**config, "micro_batch_size": self.micro_batch_size}
 
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
     @property
     def metrics(self):
         return super().metrics + ([self._step.token_accuracy] if self._step is not None else [])

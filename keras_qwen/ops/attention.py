@@ -5,13 +5,9 @@ from keras import ops
 
 from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.ops.attention_blockwise import Settings, blockwise_attention
+from keras_qwen.ops.attention_choice import choose_block_sizes, choose_implementation
 from keras_qwen.ops.attention_dense import dense_attention
 from keras_qwen.ops.attention_mask import attention_mask
-
-IMPLEMENTATIONS = ("auto", "dense", "blockwise", "flash")
-
-# Up to this length the whole score matrix costs no more time than its blocks do, and less to compile.
-DENSE_LENGTH = 512
 
 
 def attention(
@@ -73,86 +69,82 @@ def attention(
     calculation for softmax", arXiv:1805.02867; Dao et al., 2022, "FlashAttention", arXiv:2205.14135.
     """
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
-    _check_shapes(query, key, value, segment_ids, key_segment_ids, mask, causal)
-    _check_numbers(sliding_window, dropout)
-    length, key_length, head_dim = query.shape[1], key.shape[1], query.shape[-1]
-    scale = head_dim**-0.5 if scale is None else scale
+    segment_ids, key_segment_ids, mask = (
+        None if x is None else ops.convert_to_tensor(x) for x in (segment_ids, key_segment_ids, mask)
+    )
+    _check_tensors(query, key, value, segment_ids, key_segment_ids, mask, causal)
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window must be 1 or more, not {sliding_window}.")
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout must be in [0, 1), not {dropout}.")
     chosen = choose_implementation(
         implementation=implementation,
-        length=length,
-        key_length=key_length,
+        length=query.shape[1],
+        key_length=key.shape[1],
         dtype=query.dtype,
-        head_dim=head_dim,
+        head_dim=query.shape[-1],
         has_mask=mask is not None,
         has_key_segments=key_segment_ids is not None,
         dropout=dropout,
     )
-    segment_ids = None if segment_ids is None else ops.convert_to_tensor(segment_ids)
-    key_segment_ids = segment_ids if key_segment_ids is None else ops.convert_to_tensor(key_segment_ids)
+    if key_segment_ids is None:
+        key_segment_ids = segment_ids
+    rule = dict(sliding_window=sliding_window, causal=causal)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     if chosen == "dense":
         if mask is None and (causal or segment_ids is not None or sliding_window is not None):
-            lengths = ops.shape(query)[1], ops.shape(key)[1]
-            mask = attention_mask(segment_ids, lengths[0], sliding_window, causal, key_segment_ids=key_segment_ids, key_length=lengths[1])
+            lengths = dict(length=ops.shape(query)[1], key_length=ops.shape(key)[1])
+            mask = attention_mask(segment_ids, key_segment_ids=key_segment_ids, **lengths, **rule)
         return dense_attention(query, key, value, mask=mask, scale=scale, dropout=dropout, seed=seed)
-    rule = dict(sliding_window=sliding_window, causal=causal, scale=scale)
     if chosen == "flash":
-        return backend_module().flash_attention(query, key, value, segment_ids=segment_ids, **rule)
-    settings = Settings(_block_sizes(block_size, query.shape, key_length), **rule)
+        return backend_module().flash_attention(query, key, value, segment_ids=segment_ids, scale=scale, **rule)
+    settings = Settings(choose_block_sizes(block_size, query.shape, key.shape[1]), scale=scale, **rule)
     return blockwise_attention(
         query, key, value, segment_ids=segment_ids, key_segment_ids=key_segment_ids, settings=settings
     )
 
 
-def choose_implementation(
-    *,
-    implementation="auto",
-    length=None,
-    key_length=None,
-    dtype="float32",
-    head_dim=None,
-    has_mask=False,
-    has_key_segments=False,
-    dropout=0.0,
-    backend=None,
-    device=None,
-):
-    """The implementation that `attention` uses for such a call.
+def _check_tensors(query, key, value, segment_ids, key_segment_ids, mask, causal):
+    query_shape, key_shape = tuple(query.shape), tuple(key.shape)
+    if not len(query_shape) == len(key_shape) == len(value.shape) == 4:
+        raise ValueError(
+            "attention takes tensors (batch, length, heads, head_dim), but got "
+            f"query {query_shape}, key {key_shape}, value {tuple(value.shape)}."
+        )
+    if not (_fit(key_shape, value.shape) and _fit(query_shape[::3], key_shape[::3])):
+        raise ValueError(
+            "query, key and value must have the same batch and head_dim, key and value the same length and heads, but "
+            f"got query {query_shape}, key {key_shape}, value {tuple(value.shape)}."
+        )
+    if query_shape[2] % key_shape[2]:
+        raise ValueError(f"{query_shape[2]} query heads are no multiple of {key_shape[2]} key/value heads.")
+    if len({keras.backend.standardize_dtype(x.dtype) for x in (query, key, value)}) > 1:
+        raise ValueError(f"query, key and value have different dtypes: {query.dtype}, {key.dtype}, {value.dtype}.")
+    batch, length, key_length = query_shape[0], query_shape[1], key_shape[1]
+    if mask is not None:
+        if (
+            len(mask.shape) != 3
+            or not _fit(mask.shape[1:], (length, key_length))
+            or mask.shape[0] not in (1, batch, None)
+        ):
+            raise ValueError(
+                f"mask must have the shape (batch or 1, length, key_length), here {(batch, length, key_length)}, "
+                f"not {tuple(mask.shape)}."
+            )
+        return
+    if segment_ids is None and key_segment_ids is not None:
+        raise ValueError("key_segment_ids needs segment_ids.")
+    expected = {"segment_ids": (segment_ids, length), "key_segment_ids": (key_segment_ids, key_length)}
+    for name, (segments, count) in expected.items():
+        if segments is not None and not _fit(segments.shape, (batch, count)):
+            raise ValueError(f"{name} must have the shape {(batch, count)}, not {tuple(segments.shape)}.")
+    if not _fit((length,), (key_length,)) and (causal or (segment_ids is not None and key_segment_ids is None)):
+        raise ValueError(
+            f"{length} queries and {key_length} keys: which key belongs to which query is not known. Give a mask "
+            "(batch or 1, length, key_length), or causal=False and, with segment_ids, key_segment_ids."
+        )
 
-    Args:
-        implementation: what was asked for; "auto" leaves the choice open.
-        length, key_length: of queries and keys, `None` where they are not known before the call.
-        dtype: of the tensors.
-        head_dim: size of a head, `None` for one that suits every kernel.
-        has_mask, has_key_segments, dropout: as given to `attention`.
-        backend: "jax", "tensorflow" or "torch"; default: the one that Keras runs on.
-        device: "cpu", "gpu" or "tpu"; default: the one that it computes on.
 
-    Returns:
-        "dense", "blockwise" or "flash".
-
-    Raises:
-        ValueError: an unknown implementation, or one that cannot do what is asked for.
-
-    Example:
-        >>> choose_implementation(length=8192, backend="tensorflow", device="gpu")
-        'blockwise'
-    """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"Unknown attention implementation {implementation!r}; known are {', '.join(IMPLEMENTATIONS)}.")
-    backend = backend or keras.backend.backend()
-    device = device or backend_module().device()
-    needs_dense = "an explicit mask" if has_mask else "dropout" if dropout else None
-    no_flash = _why_no_flash(backend, device, keras.backend.standardize_dtype(dtype), head_dim, length, has_key_segments)
-    if needs_dense:
-        if implementation in ("blockwise", "flash"):
-            raise ValueError(f"{needs_dense} is implemented in dense attention only, not in {implementation!r}.")
-        return "dense"
-    if implementation == "flash" and no_flash:
-        raise ValueError(f"No flash attention here: {no_flash}. Available are auto, dense and blockwise.")
-    if implementation != "auto":
-        return implementation
-    if no_flash is None and (backend == "torch" or (length or DENSE_LENGTH) >= DENSE_LENGTH):
-        return "flash"
-    if length is not None and max(length, key_length or length) <= DENSE_LENGTH:
-        return "dense"
-    return "blockwise"
+def _fit(shape, other):
+    """Whether two shapes agree wherever both are known."""
+    return len(shape) == len(other) and all(a == b or None in (a, b) for a, b in zip(shape, other, strict=True))

@@ -1,10 +1,12 @@
 """What attention needs of each backend and `keras.ops` does not offer; see `attention_backend_jax` and its like."""
 
+import functools
 import importlib
 
 import keras
 
 
+@functools.cache
 def backend_module():
     """The module for the backend that Keras runs on.
 

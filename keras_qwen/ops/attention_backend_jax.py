@@ -62,6 +62,11 @@ def stack_blocks(blocks):
     return blocks
 
 
+def has_fused_kernel():
+    capability = str(getattr(jax.local_devices()[0], "compute_capability", "8.0"))  # none: planning for another machine
+    return capability.replace(".", "").isdecimal() and float(capability) >= 8.0
+
+
 def flash_attention(query, key, value, *, segment_ids, sliding_window, causal, scale):
     if device() == "tpu":
         output = _splash_attention(query, key, value, segment_ids, sliding_window, causal, scale)
@@ -71,11 +76,12 @@ def flash_attention(query, key, value, *, segment_ids, sliding_window, causal, s
 
 
 def _cudnn_attention(query, key, value, segment_ids, sliding_window, causal, scale):
-    # The kernel knows causality and the window, but segments only as a (length, length) mask without heads. In it,
+    # The kernel knows causality and a causal window, the rest only as a (length, length) mask without heads. In it,
     # padding sees padding: a row that sees nothing would divide by zero.
-    mask = None
-    if segment_ids is not None:
-        mask = attention_mask(segment_ids + 1, sliding_window=sliding_window, causal=causal)[:, None]
+    mask, window = None, None if sliding_window is None else (sliding_window - 1, 0)
+    if segment_ids is not None or not (causal or window is None):
+        segment_ids = None if segment_ids is None else segment_ids + 1
+        mask, window = attention_mask(segment_ids, query.shape[1], sliding_window, causal)[:, None], None
     return jax.nn.dot_product_attention(
         query,
         key,
@@ -83,7 +89,7 @@ def _cudnn_attention(query, key, value, segment_ids, sliding_window, causal, sca
         mask=mask,
         scale=scale,
         is_causal=causal,
-        local_window_size=None if sliding_window is None else (sliding_window - 1, 0),
+        local_window_size=window,
         implementation="cudnn",
     )
 

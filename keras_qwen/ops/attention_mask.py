@@ -3,7 +3,9 @@
 from keras import ops
 
 
-def attention_mask(segment_ids=None, length=None, sliding_window=None, causal=True, *, key_segment_ids=None):
+def attention_mask(
+    segment_ids=None, length=None, sliding_window=None, causal=True, *, key_segment_ids=None, key_length=None
+):
     """Boolean attention mask of a batch of token sequences.
 
     Query i may see key j when both hold a token of the same document (`segment_ids`, where 0 is padding and documents
@@ -16,6 +18,7 @@ def attention_mask(segment_ids=None, length=None, sliding_window=None, causal=Tr
         sliding_window: how many keys a query sees at most, itself included, or `None` for no limit.
         causal: whether later keys are hidden.
         key_segment_ids: segments of the keys (batch, key_length) where they are not those of the queries.
+        key_length: number of keys a row, where it is not `length`; needed only without segments.
 
     Returns:
         Boolean tensor (batch or 1, length, key_length), `True` where the query may see the key.
@@ -35,7 +38,8 @@ def attention_mask(segment_ids=None, length=None, sliding_window=None, causal=Tr
     key_segment_ids = segment_ids if key_segment_ids is None else key_segment_ids
     if length is None:
         length = ops.shape(segment_ids)[1]
-    key_length = length if key_segment_ids is None else ops.shape(key_segment_ids)[1]
+    if key_length is None:
+        key_length = length if key_segment_ids is None else ops.shape(key_segment_ids)[1]
     queries = ops.arange(length, dtype="int32")[None, :, None]
     keys = ops.arange(key_length, dtype="int32")[None, None, :]
     return visible(queries, keys, segment_ids, key_segment_ids, sliding_window, causal)

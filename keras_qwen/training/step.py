@@ -57,19 +57,19 @@ class TokenStep:
         size, rows = self.micro_batch_size, tensors[1].shape[0]
         if size is None:
             return None
-        if rows is None:
-            raise ValueError("micro_batch_size needs a known batch size; batch the dataset with drop_remainder=True.")
-        if training:
-            if rows % size and rows >= self._largest_batch:
-                raise ValueError(f"micro_batch_size={size} does not divide the batch of {rows} rows.")
-            self._largest_batch = max(rows, self._largest_batch)
-        if rows <= size:
-            return None
-        missing = -rows % size
+        if rows is not None:  # TensorFlow does not know it once batches of two sizes have come
+            if training:
+                if rows % size and rows >= self._largest_batch:
+                    raise ValueError(f"micro_batch_size={size} does not divide the batch of {rows} rows.")
+                self._largest_batch = max(rows, self._largest_batch)
+            if rows <= size:
+                return None
+        count = (ops.shape(tensors[1])[0] + size - 1) // size
 
         def split(x):
-            if missing:
-                x = ops.concatenate([x, ops.zeros((missing, *x.shape[1:]), x.dtype)], axis=0)
+            if rows is None or rows % size:
+                filler = ops.zeros((size - 1, *x.shape[1:]), x.dtype)
+                x = ops.concatenate([x, filler], axis=0)[: count * size]
             return ops.reshape(x, (-1, size, *x.shape[1:]))
 
         return keras.tree.map_structure(split, tensors)

@@ -54,7 +54,5 @@ def _part(micro, i):
 
 def _loop(micro, body, *state):
     """Runs `body(i, *state)` for each micro-batch, one after the other."""
-    count = micro[1].shape[0]
-    return tf.while_loop(
-        lambda i, *_: i < count, body, (tf.constant(0), *state), parallel_iterations=1, maximum_iterations=count
-    )
+    count = tf.shape(micro[1])[0]
+    return tf.while_loop(lambda i, *_: i < count, body, (tf.constant(0), *state), parallel_iterations=1)

@@ -71,6 +71,7 @@ def test_negative_labels_and_row_weights():
     expected = model.evaluate(IDS, LABELS, sample_weight=WEIGHTS, verbose=0)[0]
     assert model.evaluate(IDS, labels, verbose=0)[0] == pytest.approx(expected, rel=1e-5)
     rows = np.array([1, 0, 0, 2, 0, 0], "float32")
+    model.compile("sgd")
     ce = cross_entropy(model, IDS, LABELS)
     expected = (ce * rows[:, None]).sum() / (rows.sum() * 8)
     assert model.evaluate(IDS, LABELS, sample_weight=rows, verbose=0)[0] == pytest.approx(expected, rel=1e-5)
@@ -101,10 +102,9 @@ def py_dataset(batches):
     return Batches()
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras says so of every dataset without a length
 @pytest.mark.parametrize("make", [list, tf_data, grain_data, py_dataset], ids=["generator", "tf.data", "grain", "PyDataset"])
 def test_every_kind_of_dataset_trains_alike(make):
-    if make is tf_data and keras.backend.backend() != "tensorflow":
-        pytest.importorskip("tensorflow")
     inputs = {"token_ids": IDS, "padding_mask": MASK}
     arrays = fresh()
     arrays.compile(keras.optimizers.AdamW(1e-3))
@@ -115,7 +115,7 @@ def test_every_kind_of_dataset_trains_alike(make):
     model = fresh()
     model.compile(keras.optimizers.AdamW(1e-3))
     data = (b for b in batches) if make is list else make(batches)
-    assert model.fit(data, verbose=0).history["loss"] == pytest.approx(expected, rel=1e-5)
+    assert model.fit(data, shuffle=False, verbose=0).history["loss"] == pytest.approx(expected, rel=1e-5)
     for a, b in zip(model.get_weights(), arrays.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
