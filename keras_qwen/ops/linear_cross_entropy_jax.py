@@ -29,6 +29,11 @@ def product(a, b, transpose_a=False, transpose_b=False):
     return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
+def zeros(shape, dtype):
+    """Array to put and add to."""
+    return jnp.zeros(shape, dtype)
+
+
 def put(total, index, value):
     """`total[index] = value`."""
     return lax.dynamic_update_index_in_dim(total, value, index, 0)

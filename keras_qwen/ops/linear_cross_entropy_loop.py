@@ -86,10 +86,10 @@ def token_sums(plan, hidden, kernel, labels, weights):
 
     state = [ops.zeros((), "int32"), ops.zeros(()), ops.zeros(())]
     if plan.gradients:
-        state.append(ops.zeros((chunks, chunk_size, hidden_size), hidden.dtype))
+        state.append(primitives.zeros((chunks, chunk_size, hidden_size), hidden.dtype))
     if plan.kernel_gradient:
         rows, columns = kernel.shape
-        state.append(ops.zeros((plan.pieces, rows // plan.pieces, columns), "float32"))
+        state.append(primitives.zeros((plan.pieces, rows // plan.pieces, columns), "float32"))
     _, loss_sum, correct_sum, *gradients = primitives.while_loop(lambda index, *_: index < steps, step, state)
 
     hidden_gradient = kernel_gradient = None

@@ -1,6 +1,7 @@
 """What `linear_cross_entropy` needs of TensorFlow."""
 
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from keras_qwen.ops.linear_cross_entropy_loop import token_sums
 
@@ -18,12 +19,24 @@ def product(a, b, transpose_a=False, transpose_b=False):
     return tf.cast(tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b), "float32")
 
 
+def zeros(shape, dtype):
+    # Never a constant of the graph, which `add` would change for all later steps.
+    return tf.zeros(shape, dtype) if _in_xla() else tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
+
+
 def put(total, index, value):
-    return tf.tensor_scatter_nd_update(total, [[index]], value[None])
+    return add(total, index, value)
 
 
 def add(total, index, value):
-    return tf.tensor_scatter_nd_add(total, [[index]], value[None])
+    if _in_xla():
+        return tf.tensor_scatter_nd_add(total, [[index]], value[None])
+    # The kernel of the scatter takes ten times as long.
+    return tf.raw_ops.InplaceAdd(x=total, i=index[None], v=value[None])
+
+
+def _in_xla():
+    return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def cross_entropy(logits, labels, weights, gradients):

@@ -1,6 +1,7 @@
 """What `linear_cross_entropy` needs of torch."""
 
 import torch
+from keras import ops
 
 from keras_qwen.ops.linear_cross_entropy_loop import token_sums
 
@@ -17,6 +18,10 @@ def while_loop(condition, body, state):
 
 def product(a, b, transpose_a=False, transpose_b=False):
     return torch.matmul(a.T if transpose_a else a, b.T if transpose_b else b).float()
+
+
+def zeros(shape, dtype):
+    return ops.zeros(shape, dtype)
 
 
 def put(total, index, value):
