@@ -109,7 +109,9 @@ def draw(document, case, path):
             values = {row["point"].get(case.X): row.get(metric) for row in document["rows"] if row["who"] == name}
             style = dict(color=f"C{number}", label=name)
             if len(xs) > 1:
-                ax.plot(xs, [values.get(x) for x in xs], marker="o", ls="-" if name.startswith("ours") else "--", **style)
+                ax.plot(
+                    xs, [values.get(x) for x in xs], marker="o", ls="-" if name.startswith("ours") else "--", **style
+                )
             else:
                 ax.barh(number, values[xs[0]], color=f"C{number}")
                 ax.text(values[xs[0]], number, f" {values[xs[0]]:.3g}", va="center")

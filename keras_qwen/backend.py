@@ -8,7 +8,7 @@ import numpy as np
 
 
 def concrete_value(tensor):
-    """The tensor's values as a numpy array, or None where they are not known: while tracing, or for a symbolic tensor."""
+    """The tensor's values as a numpy array, or None where they are not known (while tracing, say)."""
     if isinstance(tensor, np.ndarray):
         return tensor
     if isinstance(tensor, keras.KerasTensor):

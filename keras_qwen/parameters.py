@@ -108,7 +108,11 @@ def parameter_table(config: QwenConfig, *, head: bool = True) -> tuple[Parameter
             for name in ("q_norm", "k_norm"):
                 rows.append(row(f"{hf}.self_attn.{name}.weight", f"{path}/self_attn/{name}/scale", ("head_dim",)))
         rows.append(row(f"{hf}.post_attention_layernorm.weight", f"{path}/post_attention_layernorm/scale", ("embed",)))
-        for name, axes in (("gate_proj", ("embed", "mlp")), ("up_proj", ("embed", "mlp")), ("down_proj", ("mlp", "embed"))):
+        for name, axes in (
+            ("gate_proj", ("embed", "mlp")),
+            ("up_proj", ("embed", "mlp")),
+            ("down_proj", ("mlp", "embed")),
+        ):
             rows += projection(f"{hf}.mlp.{name}", f"{path}/mlp/{name}", axes, bias=False)
     rows.append(row("model.norm.weight", "norm/scale", ("embed",)))
     if head and not config.tie_word_embeddings:
@@ -136,7 +140,9 @@ def match_variables(table, variables) -> dict[str, object]:
         if path in found:
             raise ValueError(f"Variables {found[path].path} and {variable.path} both match the row {path}.")
         if tuple(variable.shape) != rows[path].shape:
-            raise ValueError(f"Variable {variable.path} has shape {tuple(variable.shape)}, the table {rows[path].shape}.")
+            raise ValueError(
+                f"Variable {variable.path} has shape {tuple(variable.shape)}, the table {rows[path].shape}."
+            )
         found[path] = variable
     if missing := rows.keys() - found.keys():
         raise ValueError(f"The model has no variable for {sorted(missing)[:5]} ({len(missing)} rows of the table).")

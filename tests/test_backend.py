@@ -26,7 +26,9 @@ def test_filled_holds_what_was_written(dtype, shape):
 
 
 def test_a_filled_variable_can_be_updated():
-    variable = keras.Variable(lambda shape, dtype: filled(shape, dtype, lambda a: a.fill(2.0)), shape=(100,), dtype="float32")
+    variable = keras.Variable(
+        lambda shape, dtype: filled(shape, dtype, lambda a: a.fill(2.0)), shape=(100,), dtype="float32"
+    )
     for step in range(3):
         variable.assign_add(keras.ops.ones(100))
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), np.full(100, 3.0 + step))

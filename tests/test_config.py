@@ -7,7 +7,12 @@ import pytest
 from keras_qwen.config import QwenConfig
 
 SHAPE = dict(
-    vocab_size=157, hidden_size=48, intermediate_size=72, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2
+    vocab_size=157,
+    hidden_size=48,
+    intermediate_size=72,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
 )
 OLD_YARN = {
     "model_type": "qwen2",
@@ -92,7 +97,9 @@ def test_defaults_are_those_of_transformers():
 def test_sliding_window_from_max_window_layers_and_from_layer_types():
     sliding = dict(use_sliding_window=True, sliding_window=4)
     from_count = QwenConfig(**SHAPE, **sliding, max_window_layers=1)
-    from_types = QwenConfig(**SHAPE, **sliding, layer_types=["full_attention", "sliding_attention", "sliding_attention"])
+    from_types = QwenConfig(
+        **SHAPE, **sliding, layer_types=["full_attention", "sliding_attention", "sliding_attention"]
+    )
     assert [from_count.window(i) for i in range(3)] == [from_types.window(i) for i in range(3)] == [None, 4, 4]
 
 
@@ -111,7 +118,10 @@ def test_replace_derives_again():
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
         ({"rope_scaling": {"type": "yarn"}}, "needs factor"),
-        ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}, "type 'linear' and rope_type 'yarn'"),
+        (
+            {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}},
+            "type 'linear' and rope_type 'yarn'",
+        ),
         ({"rope_scaling": {"type": "linear", "factor": "big"}}, "must be a number"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"use_mrope": True}, "use_mrope"),

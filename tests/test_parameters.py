@@ -12,7 +12,12 @@ from keras_qwen import QwenBackbone, QwenCausalLM, QwenConfig
 from keras_qwen.parameters import IDENTITY, TRANSPOSE, match_variables, parameter_table
 
 SHAPE = dict(
-    vocab_size=31, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    vocab_size=31,
+    hidden_size=24,
+    intermediate_size=20,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
 )
 CONFIGS = {
     "qwen2": dict(model_type="qwen2", tie_word_embeddings=False),

@@ -14,7 +14,10 @@ CONTESTANTS = ["ours on jax", "ours on tensorflow", "keras_hub on jax", "keras_h
 X = "dtype"
 POINTS = [{"dtype": "float32"}]
 PANELS = [("load_s", "load, seconds"), ("load_mb", "memory while loading, MiB"), ("tokens_per_s", "decode, tokens / s")]
-PROMPT = "<|im_start|>user\nWrite a Python function that returns the n-th Fibonacci number.<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = (
+    "<|im_start|>user\nWrite a Python function that returns the n-th Fibonacci number.<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
 TOKENS = 64
 
 

@@ -63,7 +63,8 @@ class CheckpointTensors:
         for row in table:
             if (tensor := stored[row.hf_name]).shape != row.hf_shape:
                 raise ValueError(
-                    f"Tensor {row.hf_name} in {tensor.file} has shape {tensor.shape}; config.json asks for {row.hf_shape}."
+                    f"Tensor {row.hf_name} in {tensor.file} has shape {tensor.shape}; "
+                    f"config.json asks for {row.hf_shape}."
                 )
         self.tensors = {row.path: stored[row.hf_name] for row in table}
 
@@ -85,7 +86,9 @@ class CheckpointTensors:
 
         def read(shape, dtype=None):
             value = filled(
-                shape, dtype, lambda array: tensor.read_into(row.transform.inverse(array), check_finite=self.check_finite)
+                shape,
+                dtype,
+                lambda array: tensor.read_into(row.transform.inverse(array), check_finite=self.check_finite),
             )
             progress.advance(tensor.nbytes)
             return value
@@ -116,12 +119,12 @@ class _Progress:
     def advance(self, nbytes):
         self.done += nbytes
         if self.bar is None and self.done < self.total and time.monotonic() - self.start > _SILENT_SECONDS:
-            self.bar = Progress(TextColumn("Loading {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            self.bar = Progress(
+                TextColumn("Loading {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+            )
             self.bar.start()
             self.task = self.bar.add_task(self.label, total=self.total)
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done)
             if self.done >= self.total:
                 self.bar.stop()
-
-

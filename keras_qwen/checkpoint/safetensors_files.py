@@ -125,7 +125,9 @@ def read_header(path: str | Path) -> dict[str, StoredTensor]:
             raise OSError(f"{path} says tensor {name} {shape} lies at bytes {begin} to {end}: its header is damaged.")
         tensors[name], expected = tensor, end
     if 8 + length + expected != size:
-        raise OSError(f"{path} has {size} bytes, its header describes {8 + length + expected}: truncated. Fetch it again.")
+        raise OSError(
+            f"{path} has {size} bytes, its header describes {8 + length + expected}: truncated. Fetch it again."
+        )
     return tensors
 
 
@@ -167,7 +169,7 @@ def read_index(path: str | Path) -> dict[str, str]:
     except (ValueError, KeyError, AttributeError, TypeError) as problem:
         raise ValueError(f"{path} is no index of a checkpoint: {problem!r}.") from problem
     for name, file in items:
-        if not isinstance(file, str) or file in ("", ".", "..") or any(c in file for c in '/\\:\0'):
+        if not isinstance(file, str) or file in ("", ".", "..") or any(c in file for c in "/\\:\0"):
             raise ValueError(f"{path} puts tensor {name} into {file!r}: a plain file name is needed, not a path.")
     return dict(items)
 

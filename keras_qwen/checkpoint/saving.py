@@ -9,7 +9,13 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_qwen.checkpoint.file_names import COMPANION_FILES, CONFIG_NAME, GENERATION_CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME
+from keras_qwen.checkpoint.file_names import (
+    COMPANION_FILES,
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    INDEX_NAME,
+    WEIGHTS_NAME,
+)
 from keras_qwen.checkpoint.replacing import replaced_folder
 from keras_qwen.checkpoint.safetensors_files import DTYPES, write_file
 from keras_qwen.parameters import match_variables
@@ -125,5 +131,3 @@ def _write_companions(folder, source, tokenizer, generation_config):
         (folder / GENERATION_CONFIG_NAME).write_text(text, encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-

@@ -23,8 +23,8 @@ class DecoderBlock(keras.layers.Layer):
 
     Call arguments:
         hidden: tensor (batch, length, hidden_size).
-        rope, segment_ids, attention_mask, cache, cache_index: as of `GroupedQueryAttention`; what is not given the block
-            makes itself.
+        rope, segment_ids, attention_mask, cache, cache_index: as of `GroupedQueryAttention`; what is not given, the
+            block makes itself.
 
     Returns:
         Tensor (batch, length, hidden_size); with a cache `(output, new_cache)`.

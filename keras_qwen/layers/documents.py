@@ -38,7 +38,10 @@ class Documents(keras.layers.Layer):
         return None
 
     def compute_output_spec(self, token_ids, padding_mask=None, segment_ids=None, position_ids=None):
-        return (keras.KerasTensor((token_ids.shape[0], None), "int32"), keras.KerasTensor((None, token_ids.shape[1]), "int32"))
+        return (
+            keras.KerasTensor((token_ids.shape[0], None), "int32"),
+            keras.KerasTensor((None, token_ids.shape[1]), "int32"),
+        )
 
 
 def combine_segments(padding_mask, segment_ids):

@@ -80,7 +80,8 @@ class GroupedQueryAttention(keras.layers.Layer):
         self.num_key_value_heads = num_key_value_heads or num_attention_heads
         if num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads {num_attention_heads} is no multiple of num_key_value_heads {num_key_value_heads}."
+                f"num_attention_heads {num_attention_heads} is no multiple of "
+                f"num_key_value_heads {num_key_value_heads}."
             )
         self.head_dim = head_dim
         self.attention_bias = attention_bias

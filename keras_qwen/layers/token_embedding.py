@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_qwen.ops.embedding_lookup import embedding_lookup
+from keras_qwen.ops.row_matmul import row_matmul
 
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
@@ -47,7 +48,7 @@ class TokenEmbedding(keras.layers.Layer):
 
     def call(self, inputs, reverse=False):
         if reverse:
-            return ops.matmul(inputs, ops.transpose(ops.cast(self.embeddings, self.compute_dtype)))
+            return row_matmul(inputs, ops.cast(self.embeddings, self.compute_dtype), transposed=True)
         return ops.cast(embedding_lookup(self.embeddings, inputs), self.compute_dtype)
 
     def compute_output_spec(self, inputs, reverse=False):

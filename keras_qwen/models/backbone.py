@@ -10,6 +10,7 @@ from keras_qwen.layers.rotary_embedding import RotaryEmbedding
 from keras_qwen.layers.token_embedding import TokenEmbedding
 from keras_qwen.models.base import INPUT_NAMES, QwenModel
 
+
 @keras.saving.register_keras_serializable(package="keras_qwen")
 class QwenBackbone(QwenModel):
     """The Transformer without its head.

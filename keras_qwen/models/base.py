@@ -200,7 +200,12 @@ class QwenModel(keras.Model):
             max_shard_size=max_shard_size,
             dtype=dtype,
             tokenizer=tokenizer,
+            generation_config=self.generation_config_to_save(),
         )
+
+    def generation_config_to_save(self):
+        """The generation settings to write; None leaves them as they came with the checkpoint."""
+        return None
 
     def push_to_hub(self, repo_id, *, token=None, private=None, commit_message="Upload model", **save_arguments):
         """Saves the model to a temporary folder and uploads it to the Hugging Face Hub.

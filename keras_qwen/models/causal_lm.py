@@ -105,14 +105,23 @@ class QwenCausalLM(QwenModel):
 
     @property
     def generation_config(self):
-        """What the checkpoint's generation_config.json says, a dict: the defaults of `generate`. May be set."""
+        """What the checkpoint's generation_config.json says, a dict: the defaults of `generate`. May be set.
+
+        Without such a file: the end-of-text ids of config.json.
+        """
         if self._generation_config is None:
-            self._generation_config = {} if self.source is None else read_generation_config(self.source.folder)
+            read = {} if self.source is None else read_generation_config(self.source.folder)
+            ends = self.config.extra.get("eos_token_id")
+            self._generation_config = read or ({} if ends is None else {"eos_token_id": ends})
         return self._generation_config
 
     @generation_config.setter
     def generation_config(self, settings):
         self._generation_config = settings
+
+    def generation_config_to_save(self):
+        read = {} if self.source is None else read_generation_config(self.source.folder)
+        return None if self.generation_config == read else self.generation_config
 
     def generate(self, inputs, *, max_new_tokens=None, **arguments):
         if self._generator is None:
@@ -154,7 +163,9 @@ class QwenCausalLM(QwenModel):
         if loss is None:
             for name in ("metrics", "weighted_metrics", "loss_weights"):
                 if kwargs.get(name) is not None:
-                    raise ValueError(f"{name} need logits, which the memory-saving loss never makes; pass a Keras loss.")
+                    raise ValueError(
+                        f"{name} need logits, which the memory-saving loss never makes; pass a Keras loss."
+                    )
             self._step = TokenStep(self.token_loss, micro_batch_size)
         else:
             if micro_batch_size is not None:
@@ -172,8 +183,8 @@ class QwenCausalLM(QwenModel):
             )
         if self.dtype_policy.variable_dtype in ("bfloat16", "float16"):
             warnings.warn(
-                f"The weights are {self.dtype_policy.variable_dtype}: updates smaller than 1/256 of a weight vanish when "
-                f"they are rounded, so that small learning rates train nothing. Use dtype='mixed_bfloat16'.",
+                f"The weights are {self.dtype_policy.variable_dtype}: updates smaller than 1/256 of a weight vanish "
+                f"when they are rounded, so that small learning rates train nothing. Use dtype='mixed_bfloat16'.",
                 stacklevel=3,
             )
 

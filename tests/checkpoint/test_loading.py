@@ -62,7 +62,9 @@ def test_rounding_into_bfloat16_variables_warns(reference_folder):
 
 @pytest.mark.parametrize("stored", ["float16", "bfloat16", "mixed"])
 def test_half_precision_files(checkpoint, stored):
-    kinds = {"float16": [np.float16], "bfloat16": [ml_dtypes.bfloat16], "mixed": [ml_dtypes.bfloat16, np.float32]}[stored]
+    kinds = {"float16": [np.float16], "bfloat16": [ml_dtypes.bfloat16], "mixed": [ml_dtypes.bfloat16, np.float32]}[
+        stored
+    ]
 
     def change(tensors):
         for i, name in enumerate(tensors):
@@ -102,7 +104,9 @@ def test_backbone_loads_and_passes_over_the_head(reference_folder):
 
 def test_config_overrides(reference_folder):
     scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
-    model = QwenCausalLM.from_pretrained(reference_folder("qwen2_tied"), dtype="float32", config={"rope_scaling": scaling})
+    model = QwenCausalLM.from_pretrained(
+        reference_folder("qwen2_tied"), dtype="float32", config={"rope_scaling": scaling}
+    )
     assert model.config.rope_parameters == scaling | {"rope_theta": 10000.0}
     assert model.backbone.rotary_emb.attention_factor == pytest.approx(0.1 * np.log(2) + 1)
 
@@ -124,13 +128,23 @@ Q = "model.layers.1.self_attn.q_proj.weight"
         ("qwen2", remove(Q), {}, rf"lacks 1 of the 39 tensors.*{Q}"),
         ("qwen2", remove("lm_head.weight"), {}, r"lacks 1 of .*lm_head\.weight"),
         ("qwen2", put("model.extra", lambda t: t[Q]), {}, r"does not account for: model\.extra in model\.safetensors"),
-        ("qwen2", put(Q, lambda t: t[Q].reshape(24, 96).copy()), {}, rf"Tensor {Q} in .*has shape \(24, 96\).*\(48, 48\)"),
+        (
+            "qwen2",
+            put(Q, lambda t: t[Q].reshape(24, 96).copy()),
+            {},
+            rf"Tensor {Q} in .*has shape \(24, 96\).*\(48, 48\)",
+        ),
         ("qwen2", None, {"num_hidden_layers": 2}, r"does not account for: model\.layers\.2\."),
         ("qwen2", None, {"num_hidden_layers": 4}, r"lacks 12 of the .*model\.layers\.3\."),
         ("qwen2", None, {"num_attention_heads": 3, "head_dim": 8}, "no multiple of num_key_value_heads"),
         ("qwen2", None, {"num_attention_heads": 4, "head_dim": 8}, r"q_proj\.weight in .*shape \(48, 48\).*\(32, 48\)"),
         ("qwen3", None, {"num_key_value_heads": 1}, r"k_proj\.weight in .*shape \(32, 40\).*\(16, 40\)"),
-        ("qwen2", None, {"tie_word_embeddings": True}, r"lm_head\.weight that differs from model\.embed_tokens\.weight"),
+        (
+            "qwen2",
+            None,
+            {"tie_word_embeddings": True},
+            r"lm_head\.weight that differs from model\.embed_tokens\.weight",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(checkpoint, name, change, settings, words):

@@ -51,7 +51,7 @@ def mixed_source(reference_folder, tmp_path):
         tensors[name] = tensors[name].astype(ml_dtypes.bfloat16)
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
     (folder / "generation_config.json").write_bytes(b'{"top_k":   20}\r\n')
-    (folder / "tokenizer_config.json").write_bytes("{ \"odd\": \"\u00e9\" }".encode())
+    (folder / "tokenizer_config.json").write_bytes('{ "odd": "\u00e9" }'.encode())
     (folder / "chat_template.jinja").write_bytes(b"{{ messages }}\n")
     (folder / "pytorch_model.bin").write_bytes(b"not carried over")
     return folder
@@ -161,7 +161,8 @@ def test_bad_arguments_touch_nothing(reference_folder, tmp_path, arguments, word
 
 
 @pytest.mark.parametrize(
-    "size, expected", [("5GB", 5 * 10**9), ("1.5 KB", 1500), ("2GiB", 2**31), ("7b", 7), (9, 9), (" 80 MiB ", 80 * 2**20)]
+    "size, expected",
+    [("5GB", 5 * 10**9), ("1.5 KB", 1500), ("2GiB", 2**31), ("7b", 7), (9, 9), (" 80 MiB ", 80 * 2**20)],
 )
 def test_sizes(size, expected):
     assert parse_size(size) == expected

@@ -25,7 +25,9 @@ HIDDEN = np.random.default_rng(1).normal(size=(2, 7, 24)).astype("float32")
     [
         lambda **k: RMSNorm(eps=1e-5, name="norm", **k),
         lambda **k: SwiGLUMLP(40, name="mlp", **k),
-        lambda **k: GroupedQueryAttention(4, 2, 8, attention_bias=True, output_bias=True, qk_norm=True, name="attn", **k),
+        lambda **k: GroupedQueryAttention(
+            4, 2, 8, attention_bias=True, output_bias=True, qk_norm=True, name="attn", **k
+        ),
         lambda **k: GroupedQueryAttention(4, sliding_window=3, rope_theta=100.0, name="attn", **k),
         lambda **k: DecoderBlock(CONFIG, name="block", **k),
         lambda **k: CheckpointedDecoderBlock(CONFIG, remat="mlp", name="block", **k),

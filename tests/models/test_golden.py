@@ -59,7 +59,9 @@ def test_loss_and_gradients(golden, tmp_path, micro_batch_size):
     model.compile(keras.optimizers.SGD(1.0), micro_batch_size=micro_batch_size)
     inputs, labels, weights = targets(want)
     arguments = dict(sample_weight=weights, batch_size=2, verbose=0)
-    assert model.evaluate(inputs, labels, return_dict=True, **arguments)["loss"] == pytest.approx(want["loss"], rel=1e-5)
+    assert model.evaluate(inputs, labels, return_dict=True, **arguments)["loss"] == pytest.approx(
+        want["loss"], rel=1e-5
+    )
     history = model.fit(inputs, labels, shuffle=False, **arguments).history
     assert history["loss"][0] == pytest.approx(want["loss"], rel=1e-5)
     right = (want["logits"].argmax(-1) == labels) * weights

@@ -63,6 +63,8 @@ def test_greedy_continuations_agree(tmp_path):
     peer = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     for row in IDS:
         prompt = torch.tensor(row[None, :7], dtype=torch.long)
-        out = peer.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=10, do_sample=False, pad_token_id=0)
+        out = peer.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=10, do_sample=False, pad_token_id=0
+        )
         new = model.generate([row[:7].tolist()], max_new_tokens=10, temperature=0.0, stop=[])
         assert new[0] == out[0, 7:].tolist()

@@ -81,7 +81,8 @@ def tf_data(batches):
     import tensorflow as tf
 
     return tf.data.Dataset.from_generator(
-        lambda: iter(batches), output_signature=tf.nest.map_structure(lambda a: tf.TensorSpec((None, 8), a.dtype), batches[0])
+        lambda: iter(batches),
+        output_signature=tf.nest.map_structure(lambda a: tf.TensorSpec((None, 8), a.dtype), batches[0]),
     )
 
 
@@ -103,7 +104,9 @@ def py_dataset(batches):
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras says so of every dataset without a length
-@pytest.mark.parametrize("make", [list, tf_data, grain_data, py_dataset], ids=["generator", "tf.data", "grain", "PyDataset"])
+@pytest.mark.parametrize(
+    "make", [list, tf_data, grain_data, py_dataset], ids=["generator", "tf.data", "grain", "PyDataset"]
+)
 def test_every_kind_of_dataset_trains_alike(make):
     inputs = {"token_ids": IDS, "padding_mask": MASK}
     arrays = fresh()
