@@ -27,12 +27,6 @@ def left_padded(rows, length):
     return token_ids, segment_ids
 
 
-def empty_cache(config, batch_size, capacity, dtype):
-    """For each layer zeros for keys and values, each (batch, capacity, kv_heads, head_dim)."""
-    shape = (batch_size, capacity, config.num_key_value_heads, config.head_dim)
-    return [(ops.zeros(shape, dtype), ops.zeros(shape, dtype)) for _ in range(config.num_hidden_layers)]
-
-
 def decoding_masks(config, starts, index, capacity):
     """Which slots of the cache the token at slot `index` sees.
 

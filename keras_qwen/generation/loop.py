@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_qwen.generation.cache import bucket, decoding_masks, empty_cache, left_padded
+from keras_qwen.generation.cache import bucket, decoding_masks, left_padded
 from keras_qwen.generation.sampling import Plan, choose
 from keras_qwen.config import QwenConfig
 
@@ -55,7 +55,8 @@ class Decoder:
         plan = Plan.of(settings, self.config.vocab_size, logits=sampler is not None)
         numbers = _Numbers(settings)
         seen = _seen(rows, self.config.vocab_size) if plan.penalty else None
-        cache = self._steps.new_cache(empty_cache(self.config, len(rows), capacity, self.cache_dtype))
+        shape = (len(rows), self.config.num_key_value_heads, capacity, self.config.head_dim)
+        cache = self._steps.new_cache(shape, self.cache_dtype, self.config.num_hidden_layers)
         chosen, cache = self._steps.prefill(cache, token_ids, segment_ids, seen, numbers.next(), plan=plan)
         for index in range(length, length + settings.max_new_tokens):
             token = chosen if sampler is None else _sampled(sampler, chosen)
@@ -75,7 +76,7 @@ class Decoder:
         return choose(self.head(hidden[:, -1:])[:, 0], seen, numbers, plan), cache
 
     def _decode(self, cache, token, index, starts, seen, numbers, plan):
-        capacity = cache[0][0].shape[1]
+        capacity = cache[0][0].shape[2]
         masks = decoding_masks(self.config, starts, index, capacity)
         hidden, cache = self.call_with_cache(token[:, None], (index - starts)[:, None], cache, index, masks)
         return choose(self.head(hidden)[:, 0], seen, numbers, plan), cache

@@ -5,15 +5,19 @@ import keras
 
 
 class Steps:
-    """Args: `weights()` returns the variables; `prefill` and `decode` are those of `Decoder`."""
+    """The two functions of decoding, compiled.
+
+    Args:
+        weights: function that returns the model's variables.
+        prefill, decode: of `Decoder`.
+    """
 
     def __init__(self, weights, prefill, decode):
         self._weights = weights
-        self._prefill = self._compiled(prefill)
-        self._decode = self._compiled(decode)
+        self._prefill, self._decode = self._compiled(prefill), self._compiled(decode)
 
-    def new_cache(self, cache):
-        return cache
+    def new_cache(self, shape, dtype, layers):
+        return [tuple(jax.numpy.zeros(shape, dtype) for _ in range(2)) for _ in range(layers)]
 
     def prefill(self, cache, *arguments, plan):
         return self._prefill(self._values(), cache, *arguments, plan=plan)

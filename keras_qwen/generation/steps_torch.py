@@ -1,17 +1,22 @@
-"""The functions on torch: eager, without gradients."""
+"""The functions of decoding on torch: eager, without gradients."""
 
 import torch
 from keras import ops, tree
 
 
 class Steps:
-    """Args: `weights()` returns the variables; `prefill` and `decode` are those of `Decoder`."""
+    """The two functions of decoding.
+
+    Args:
+        weights: not used; the layers read them.
+        prefill, decode: of `Decoder`.
+    """
 
     def __init__(self, weights, prefill, decode):
         self._prefill, self._decode = prefill, decode
 
-    def new_cache(self, cache):
-        return cache
+    def new_cache(self, shape, dtype, layers):
+        return [tuple(ops.zeros(shape, dtype) for _ in range(2)) for _ in range(layers)]
 
     def prefill(self, cache, *arguments, plan):
         return self._call(self._prefill, cache, arguments, plan)
@@ -21,5 +26,8 @@ class Steps:
 
     def _call(self, function, cache, arguments, plan):
         with torch.no_grad():
-            arguments = tree.map_structure(lambda x: None if x is None else ops.convert_to_tensor(x), arguments)
-            return function(cache, *arguments, plan)
+            return function(cache, *(tree.map_structure(_tensor, argument) for argument in arguments), plan)
+
+
+def _tensor(value):
+    return None if value is None else ops.convert_to_tensor(value)

@@ -10,6 +10,7 @@ from keras_qwen.layers.projection import build_projection
 from keras_qwen.layers.rms_norm import RMSNorm
 from keras_qwen.layers.rotary_embedding import RotaryEmbedding, apply_rotary_embedding
 from keras_qwen.ops.attention import attention
+from keras_qwen.ops.attention_cached import cached_attention, write_cache
 
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
@@ -36,7 +37,7 @@ class GroupedQueryAttention(keras.layers.Layer):
         rope: `(cos, sin)` of `RotaryEmbedding`; made from the positions in each document if not given.
         segment_ids: integers (batch, length), 0 = padding; tokens of different segments do not see each other.
         attention_mask: boolean (batch or 1, length, keys), True = sees. Replaces causality, segments and window.
-        cache: `(keys, values)`, each (batch, capacity, num_key_value_heads, head_dim): this call's keys and values are
+        cache: `(keys, values)`, each (batch, num_key_value_heads, capacity, head_dim): this call's keys and values are
             written at `cache_index`. With an `attention_mask` the queries see the cache's keys, without one (the first
             call on an empty cache) just this call's.
         cache_index: integer scalar.
@@ -145,22 +146,22 @@ class GroupedQueryAttention(keras.layers.Layer):
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = apply_rotary_embedding(query, cos, sin), apply_rotary_embedding(key, cos, sin)
         if cache is not None:
-            start = (0, cache_index, 0, 0)
-            cache = tuple(ops.slice_update(old, start, new) for old, new in zip(cache, (key, value), strict=True))
-            if attention_mask is not None:
-                key, value = cache
-        dropout = self.attention_dropout if training else 0.0
-        context = attention(
-            query,
-            key,
-            value,
-            segment_ids=segment_ids if attention_mask is None else None,
-            mask=attention_mask,
-            sliding_window=self.sliding_window if attention_mask is None else None,
-            dropout=dropout,
-            seed=self.draw_seed(training) if dropout and seed is None else seed,
-            implementation=self.implementation,
-        )
+            cache = tuple(write_cache(old, new, cache_index) for old, new in zip(cache, (key, value), strict=True))
+        if cache is not None and attention_mask is not None:
+            context = cached_attention(query, *cache, attention_mask, self.head_dim**-0.5)
+        else:
+            dropout = self.attention_dropout if training else 0.0
+            context = attention(
+                query,
+                key,
+                value,
+                segment_ids=segment_ids if attention_mask is None else None,
+                mask=attention_mask,
+                sliding_window=self.sliding_window if attention_mask is None else None,
+                dropout=dropout,
+                seed=self.draw_seed(training) if dropout and seed is None else seed,
+                implementation=self.implementation,
+            )
         output = self.o_proj(ops.reshape(context, (*ops.shape(context)[:2], self.num_attention_heads * self.head_dim)))
         return output if cache is None else (output, cache)
 

@@ -81,7 +81,7 @@ class QwenBackbone(QwenModel):
         Args:
             token_ids: integers (batch, length), the new tokens.
             position_ids: integers (batch, length), their positions.
-            cache: for each layer `(keys, values)`, each (batch, capacity, kv_heads, head_dim).
+            cache: for each layer `(keys, values)`, each (batch, kv_heads, capacity, head_dim).
             cache_index: integer scalar, where the new tokens' keys go.
             attention_mask: {window: boolean (batch or 1, length, capacity)} for each sliding window of the config
                 (None for full attention), or None for the first call on an empty cache.

@@ -70,7 +70,8 @@ def attention(
     """
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     segment_ids, key_segment_ids, mask = (
-        None if x is None else ops.convert_to_tensor(x) for x in (segment_ids, key_segment_ids, mask)
+        None if x is None else ops.convert_to_tensor(x, dtype=dtype)
+        for x, dtype in ((segment_ids, "int32"), (key_segment_ids, "int32"), (mask, "bool"))
     )
     _check_tensors(query, key, value, segment_ids, key_segment_ids, mask, causal)
     if sliding_window is not None and sliding_window < 1:

@@ -16,6 +16,7 @@ def backend_module():
     - `matmul_float32(left, right, transpose_left=False, transpose_right=False)`: product of the last two of four
       dimensions, returned in float32. Operands in half precision are not widened where the backend allows it, and
       transposing makes no copies.
+    - `softmax(scores)`: over the last dimension; Keras's warns where it has size 1, which a first token's has.
     - `call_with_gradient(forward, backward, settings, inputs, constants)`: `forward(settings, inputs, constants)`
       returns `(output, saved)`, of which the caller gets the output; its gradients of `inputs` are what
       `backward(settings, inputs, constants, saved, output_gradient)` returns. Neither function is differentiated, so

@@ -23,6 +23,10 @@ def matmul_float32(left, right, transpose_left=False, transpose_right=False):
     return jax.lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
 
 
+def softmax(scores):
+    return jax.nn.softmax(scores)
+
+
 def call_with_gradient(forward, backward, settings, inputs, constants):
     return _caller(forward, backward)(settings, inputs, constants)
 
@@ -107,6 +111,7 @@ def _splash_attention(query, key, value, segment_ids, sliding_window, causal, sc
     else:
         mask = splash.LocalMask(shape, (window, 0 if causal else None), 0)
     kernel = splash.make_splash_mha_single_device(splash.MultiHeadMask([mask] * query.shape[2]), interpret=interpret)
-    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query * jnp.asarray(scale, query.dtype), key, value))
+    query = (query.astype(jnp.float32) * scale).astype(query.dtype)  # the scale itself would round in half precision
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     segments = None if segment_ids is None else splash.SegmentIds(segment_ids, segment_ids)
     return jnp.swapaxes(jax.vmap(kernel)(query, key, value, segments), 1, 2)

@@ -13,6 +13,10 @@ def matmul_float32(left, right, transpose_left=False, transpose_right=False):
     return tf.cast(tf.matmul(left, right, transpose_a=transpose_left, transpose_b=transpose_right), tf.float32)
 
 
+def softmax(scores):
+    return tf.nn.softmax(scores)
+
+
 def call_with_gradient(forward, backward, settings, inputs, constants):
     forward, backward = _traced_once(forward), _traced_once(backward)
 

@@ -14,6 +14,10 @@ def matmul_float32(left, right, transpose_left=False, transpose_right=False):
     return torch.matmul(left.mT if transpose_left else left, right.mT if transpose_right else right).float()
 
 
+def softmax(scores):
+    return torch.softmax(scores, -1)
+
+
 def call_with_gradient(forward, backward, settings, inputs, constants):
     return _WithGradient.apply(forward, backward, settings, constants, *inputs)
 

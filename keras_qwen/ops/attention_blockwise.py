@@ -5,7 +5,6 @@ References:
     Dao et al. 2022, "FlashAttention" (arXiv:2205.14135)
 """
 
-from functools import partial
 from typing import NamedTuple
 
 from keras import ops
@@ -16,8 +15,6 @@ from keras_qwen.ops.attention_mask import visible
 
 # Where a row's maximum starts: above the masked scores, so that exp(MASKED - maximum) is 0 even if a row sees no key.
 LOWEST = MASKED / 10
-
-zeros = partial(ops.zeros, dtype="float32")
 
 
 class Settings(NamedTuple):
@@ -65,7 +62,9 @@ def _forward(settings, inputs, segments):
             output = output * shrink[..., None] + backend.matmul_float32(ops.cast(weights, values.dtype), values)
             return new_highest, total, output
 
-        state = ops.full(row_shape, LOWEST, "float32"), zeros(row_shape), zeros(block_shape)
+        output = ops.zeros_like(queries, dtype="float32")
+        total = output[..., 0]
+        state = total + LOWEST, total, output
         highest, total, output = ops.fori_loop(pairs.first[i], pairs.end[i], key_block, state)
         total = ops.maximum(total, 1e-30)  # a row that sees no key: its output is 0
         outputs = backend.write_block(outputs, i, ops.cast(output / total[..., None], queries.dtype))
@@ -108,7 +107,7 @@ def _backward(settings, inputs, segments, saved, output_gradient):
             value_sum = backend.matmul_float32(weights, output_gradient, transpose_left=True)
             return query_sum, add_to_block(key_sums, j, key_sum), add_to_block(value_sums, j, value_sum)
 
-        state = zeros(pairs.queries.block_shape), *key_value_gradients
+        state = ops.zeros_like(queries, dtype="float32"), *key_value_gradients
         query_sum, *key_value_gradients = ops.fori_loop(pairs.first[i], pairs.end[i], key_block, state)
         query_sum = ops.cast(query_sum * settings.scale, queries.dtype)
         return backend.write_block(query_gradients, i, query_sum), *key_value_gradients
@@ -165,7 +164,7 @@ class _Pairs:
         query_size, key_size = self.settings.block_size
         query_start = ops.arange(self.queries.count, dtype="int32")[:, None] * query_size
         key_start = ops.arange(self.keys.count, dtype="int32")[None, :] * key_size
-        alive = query_start + key_start >= 0
+        alive = query_start + key_start >= 0  # all of them
         if self.settings.causal:
             alive = key_start < query_start + query_size
         if self.settings.sliding_window is not None:
@@ -197,9 +196,9 @@ class _Blocks:
         self.block_shape = (batch, kv_heads, self.heads // kv_heads * size, head_dim)
 
     def __getitem__(self, i):
-        batch, _, _, head_dim = self.block_shape
-        block = ops.reshape(_slice(self.tensor, i, self.size), (batch, self.size, self.kv_heads, -1, head_dim))
-        return ops.reshape(ops.transpose(block, (0, 2, 3, 1, 4)), self.block_shape)
+        _, kv_heads, rows, head_dim = self.block_shape
+        block = ops.reshape(_slice(self.tensor, i, self.size), (-1, self.size, kv_heads, rows // self.size, head_dim))
+        return ops.reshape(ops.transpose(block, (0, 2, 3, 1, 4)), (-1, kv_heads, rows, head_dim))
 
     def join(self, blocks):
         """What `zero_blocks` and `write_block` collected for all blocks, as (batch, length, heads, head_dim)."""

@@ -9,11 +9,11 @@ from keras_qwen.ops.attention_backend import backend_module
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "flash")
 
-# Up to this length the whole score matrix costs no more time than its blocks do, and less to compile.
-DENSE_LENGTH = 512
+# Up to this length the whole score matrix takes no more time than its blocks do, and less to compile.
+DENSE_LENGTH = 256
 
-# How many scores of one pair of blocks are computed together: on a CPU as many as its cache holds.
-SCORES = {"cpu": 2**20, "gpu": 2**24, "tpu": 2**24}
+# How many scores a pair of blocks has, all heads together; on a CPU, what stays in its cache.
+SCORES = {"cpu": 2**19, "gpu": 2**24, "tpu": 2**24}
 BLOCK_SIZES = 64, 512
 
 
@@ -126,10 +126,17 @@ def choose_block_sizes(block_size, query_shape, key_length, device=None):
                 raise ValueError(f"block_size {size} is beyond the length {tokens}.")
         return sizes
     device = device or backend_module().device()
+    scores = SCORES[device] // ((batch or 1) * heads)  # of one head
+    query_size = _clipped_power(math.isqrt(scores))
+    key_size = _clipped_power(scores // query_size)
+    step = 16 if device == "cpu" else 128
+    return _even_size(query_size, length, step), _even_size(key_size, key_length, step)
+
+
+def _clipped_power(number):
+    """The largest power of two up to `number`, in the range of `BLOCK_SIZES`."""
     lowest, highest = BLOCK_SIZES
-    root = math.isqrt(SCORES[device] // ((batch or 1) * heads))
-    size = min(max(2 ** (root.bit_length() - 1), lowest), highest)
-    return tuple(_even_size(size, tokens, 16 if device == "cpu" else 128) for tokens in (length, key_length))
+    return min(max(2 ** (number.bit_length() - 1), lowest), highest)
 
 
 def _even_size(size, tokens, step):

@@ -16,6 +16,7 @@ def dense_attention(query, key, value, *, mask, scale, dropout, seed):
     A group's query heads are laid one behind the other along the length, so that each key/value head takes part in
     one large product and is never repeated.
     """
+    backend = backend_module()
     batch, length, heads, head_dim = ops.shape(query)
     key_length, kv_heads = ops.shape(key)[1:3]
     groups = heads // kv_heads
@@ -24,13 +25,13 @@ def dense_attention(query, key, value, *, mask, scale, dropout, seed):
         ops.reshape(query * query_scale, (batch, length, kv_heads, groups, head_dim)), (0, 2, 3, 1, 4)
     )
     query = ops.reshape(query, (batch, kv_heads, groups * length, head_dim))
-    scores = backend_module().matmul_float32(query, ops.transpose(key, (0, 2, 3, 1)))
+    scores = backend.matmul_float32(query, ops.transpose(key, (0, 2, 3, 1)))
     scores = ops.reshape(scores, (batch, kv_heads, groups, length, key_length))
     if score_scale != 1.0:
         scores = scores * score_scale
     if mask is not None:
         scores = ops.where(mask[:, None, None], scores, MASKED)
-    probabilities = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
+    probabilities = ops.cast(backend.softmax(scores), value.dtype)
     if dropout:
         probabilities = keras.random.dropout(probabilities, dropout, seed=as_seed(seed))
     probabilities = ops.reshape(probabilities, (batch, kv_heads, groups * length, key_length))

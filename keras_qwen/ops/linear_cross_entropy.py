@@ -1,5 +1,7 @@
 """The language-model head and its cross-entropy in one operation that never holds the logits of a batch."""
 
+import functools
+import importlib
 import math
 import numbers
 from typing import Any, NamedTuple
@@ -9,10 +11,13 @@ import numpy as np
 from keras import ops
 
 from keras_qwen.backend import concrete_value
-from keras_qwen.ops.linear_cross_entropy_loop import Plan, backend_module
+from keras_qwen.ops.linear_cross_entropy_loop import Plan, token_sums
 
 DEFAULT_MEMORY_BUDGET = 208 * 2**20
 PIECE_BYTES = 16 * 2**20
+
+_BACKEND = importlib.import_module(f"keras_qwen.ops.linear_cross_entropy_{keras.backend.backend()}")
+_SUMS = functools.partial(token_sums, _BACKEND)
 
 
 class TokenLoss(NamedTuple):
@@ -101,7 +106,6 @@ def linear_cross_entropy(
     """
     hidden, kernel, labels = (ops.convert_to_tensor(x) for x in (hidden, kernel, labels))
     hidden_size, vocab = _check_shapes(hidden, kernel, labels, transposed)
-    backend = backend_module()
     _check_labels(labels, vocab)
     weights = ops.ones_like(labels, "float32") if weights is None else ops.cast(weights, "float32")
     if tuple(weights.shape) != tuple(labels.shape):
@@ -118,17 +122,17 @@ def linear_cross_entropy(
     if tokens == 0:
         return TokenLoss(*(ops.sum(hidden) * 0.0 for _ in range(3)))
     shards = math.gcd(tokens, _batch_shards()) if tokens else 1
-    whole = backend.adds_in_place() or keras.distribution.distribution() is not None
+    whole = _BACKEND.adds_in_place() or keras.distribution.distribution() is not None
     plan = Plan(
         chunk_size=_chunk_size(chunk_size, memory_budget, tokens, vocab, shards),
-        pieces=1 if whole else _pieces(kernel.shape),
+        pieces=1 if whole else _pieces(hidden_size, vocab),
         transposed=transposed,
         gradients=training,
         kernel_gradient=training and kernel_trainable,
         kernel_dtype=keras.backend.standardize_dtype(kernel.dtype),
         shards=shards,
     )
-    loss_sum, correct_sum = backend.differentiable_sums(plan, hidden, kernel, labels, weights)
+    loss_sum, correct_sum = _BACKEND.differentiable_sums(_SUMS, plan, hidden, kernel, labels, weights)
     return TokenLoss(loss_sum, correct_sum, ops.sum(weights))
 
 
@@ -174,11 +178,11 @@ def _chunk_size(chunk_size, memory_budget, tokens, vocab, shards):
     return min(most, -(-even // 8) * 8, per_shard)
 
 
-def _pieces(shape):
-    """A divisor of the kernel's rows that brings a piece of its float32 gradient into a processor's cache."""
-    rows, columns = shape
-    wanted = -(-4 * rows * columns // PIECE_BYTES)
-    return next((n for n in range(wanted, min(rows, 16 * wanted) + 1) if rows % n == 0), 1)
+def _pieces(hidden_size, vocab):
+    """A divisor of the vocabulary that brings a piece of the kernel into a processor's cache."""
+    wanted = -(-4 * hidden_size * vocab // PIECE_BYTES)
+    divisors = [n for n in range(1, min(vocab, 16 * wanted) + 1) if vocab % n == 0]
+    return next((n for n in divisors if n >= wanted), divisors[-1])
 
 
 def _batch_shards():

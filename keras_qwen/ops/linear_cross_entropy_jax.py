@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from keras_qwen.ops.linear_cross_entropy_loop import token_sums
-
 
 def adds_in_place():
     """Whether the compiler lets a product add to its output. XLA does on accelerators."""
@@ -30,38 +28,37 @@ def product(a, b, transpose_a=False, transpose_b=False):
 
 
 def zeros(shape, dtype):
-    """Array to put and add to."""
+    """An array for `put` and `add`."""
     return jnp.zeros(shape, dtype)
 
 
 def put(total, index, value):
     """`total[index] = value`."""
-    return lax.dynamic_update_index_in_dim(total, value, index, 0)
+    return value[None] if total.shape[0] == 1 else lax.dynamic_update_index_in_dim(total, value, index, 0)
 
 
-def add(total, index, value):
-    """`total[index] += value`."""
-    return put(total, index, lax.dynamic_index_in_dim(total, index, 0, keepdims=False) + value)
+def add(total, index, value, axis):
+    """`total[index] += value`, or `total[:, index] += value` for axis 1."""
+    if total.shape[axis] == 1:
+        return total + jnp.expand_dims(value, axis)
+    value += lax.dynamic_index_in_dim(total, index, axis, keepdims=False)
+    return lax.dynamic_update_index_in_dim(total, value, index, axis)
 
 
-def cross_entropy(logits, labels, weights, gradients):
-    """Losses and hits (tokens,) of logits (tokens, vocab) float32, and the weighted gradient or None."""
-    best = jnp.argmax(logits, axis=1)
-    # Both in one step, so that nothing asks for the logits once the powers have taken their memory.
-    chosen = jnp.take_along_axis(logits, jnp.stack([labels, best.astype(labels.dtype)], axis=1), axis=1)
-    of_label, largest = chosen[:, :1], chosen[:, 1:]
-    powers = jnp.exp(logits - largest)
-    if _on_cpu():
-        # Written down, else XLA computes them once for the sum, without vector registers, and again for the slopes.
-        powers = lax.optimization_barrier(powers)
-    total = jnp.sum(powers, axis=1, keepdims=True)
-    losses = largest + jnp.log(total) - of_label
-    if not gradients:
-        return losses[:, 0], best == labels, None
-    weights = weights[:, None]
-    # A comparison and not a scatter: it works where the vocabulary is spread over devices.
-    is_label = lax.broadcasted_iota(labels.dtype, logits.shape, 1) == labels[:, None]
-    return losses[:, 0], best == labels, powers * (weights / total) - jnp.where(is_label, weights, 0.0)
+def pick(x, columns):
+    """The elements of x (rows, columns) in some columns (rows, n) of each row."""
+    return jnp.take_along_axis(x, columns, axis=1)
+
+
+def subtract_at(x, columns, values):
+    """Subtract values (rows, 1) from x (rows, columns) at one column a row, at none where that does not exist."""
+    # A comparison and not a scatter: it works where the vocabulary is spread over devices, and costs nothing here.
+    return x - jnp.where(lax.broadcasted_iota(columns.dtype, x.shape, 1) == columns[:, None], values, 0.0)
+
+
+def materialize(x):
+    """Have x written down. XLA on CPU would compute the powers twice, for their sum without vector registers."""
+    return lax.optimization_barrier(x) if _on_cpu() else x
 
 
 def most(plan, steps):
@@ -69,36 +66,38 @@ def most(plan, steps):
     return lax.pmax(steps, "shards") if plan.shards > 1 else steps
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def differentiable_sums(plan, hidden, kernel, labels, weights):
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def differentiable_sums(sums, plan, hidden, kernel, labels, weights):
     """(loss_sum, correct_sum), the first of them differentiable in hidden and kernel."""
-    return _sums(plan._replace(gradients=False, kernel_gradient=False), hidden, kernel, labels, weights)[:2]
+    return _sums(sums, plan._replace(gradients=False, kernel_gradient=False), hidden, kernel, labels, weights)[:2]
 
 
-def _forward(plan, hidden, kernel, labels, weights):
-    *sums, hidden_gradient, kernel_gradient = _sums(plan, hidden, kernel, labels, weights)
-    return tuple(sums), (hidden_gradient, kernel_gradient)
+def _forward(sums, plan, hidden, kernel, labels, weights):
+    *totals, hidden_gradient, kernel_gradient = _sums(sums, plan, hidden, kernel, labels, weights)
+    return tuple(totals), (hidden_gradient, kernel_gradient)
 
 
-def _backward(plan, gradients, cotangents):
+def _backward(sums, plan, gradients, cotangents):
     hidden_gradient, kernel_gradient = gradients
     scale = cotangents[0]
     hidden_gradient = (hidden_gradient * scale).astype(hidden_gradient.dtype)
     if plan.kernel_gradient:
-        kernel_gradient = _scale(kernel_gradient, scale).reshape(-1, kernel_gradient.shape[-1])
-        kernel_gradient = kernel_gradient.astype(plan.kernel_dtype)
+        axis = 0 if plan.transposed else 1
+        kernel_gradient = _scale(kernel_gradient, scale, axis)
+        shape = (-1, kernel_gradient.shape[2]) if plan.transposed else (kernel_gradient.shape[0], -1)
+        kernel_gradient = kernel_gradient.reshape(shape).astype(plan.kernel_dtype)
     return hidden_gradient, kernel_gradient, None, None
 
 
 differentiable_sums.defvjp(_forward, _backward)
 
 
-@partial(jax.jit, static_argnums=0)
-def _sums(plan, hidden, kernel, labels, weights):
+@partial(jax.jit, static_argnums=(0, 1))
+def _sums(sums, plan, hidden, kernel, labels, weights):
     if plan.shards == 1:
-        return token_sums(plan, hidden, kernel, labels, weights)
+        return sums(plan, hidden, kernel, labels, weights)
     hidden, labels, weights = (x.reshape(plan.shards, -1, *x.shape[1:]) for x in (hidden, labels, weights))
-    spread = jax.vmap(partial(token_sums, plan), in_axes=(0, None, 0, 0), axis_name="shards")
+    spread = jax.vmap(partial(sums, plan), in_axes=(0, None, 0, 0), axis_name="shards")
     loss_sum, correct_sum, hidden_gradient, kernel_gradient = spread(hidden, kernel, labels, weights)
     if plan.gradients:
         hidden_gradient = hidden_gradient.reshape(-1, hidden_gradient.shape[-1])
@@ -107,14 +106,15 @@ def _sums(plan, hidden, kernel, labels, weights):
     return jnp.sum(loss_sum), jnp.sum(correct_sum), hidden_gradient, kernel_gradient
 
 
-def _scale(total, scale):
+def _scale(total, scale, axis):
     """`total * scale`, in the memory of total where it is accumulated in pieces; for nothing if scale is 1."""
-    pieces = total.shape[0]
+    pieces = total.shape[axis]
     if pieces == 1:
         return total * scale
     steps = jnp.where(scale == 1.0, 0, pieces)
 
     def step(index, total):
-        return index + 1, put(total, index, lax.dynamic_index_in_dim(total, index, 0, keepdims=False) * scale)
+        value = lax.dynamic_index_in_dim(total, index, axis) * scale
+        return index + 1, lax.dynamic_update_index_in_dim(total, value, index, axis)
 
     return while_loop(lambda index, _: index < steps, step, (jnp.int32(0), total))[1]

@@ -1,9 +1,7 @@
 """The loop of `linear_cross_entropy`, the same on every backend."""
 
-import importlib
 from typing import NamedTuple
 
-import keras
 from keras import ops
 
 
@@ -12,8 +10,9 @@ class Plan(NamedTuple):
 
     Args:
         chunk_size: tokens of one step of the loop.
-        pieces: parts in which a chunk's kernel gradient is added to the total, so that no second array of the
-            kernel's size is needed. They divide the kernel's first dimension.
+        pieces: parts of the vocabulary, all of one size, that a step takes one after the other: small enough for a
+            processor's cache, and so that neither the products nor adding up the kernel's gradient need a second
+            array of the kernel's size.
         transposed: the kernel is (vocab, hidden_size).
         gradients: compute the gradient of hidden.
         kernel_gradient: compute the gradient of the kernel as well.
@@ -31,15 +30,11 @@ class Plan(NamedTuple):
     shards: int
 
 
-def backend_module():
-    """What the running backend does in its own way; see `linear_cross_entropy_jax` for the functions."""
-    return importlib.import_module(f"keras_qwen.ops.linear_cross_entropy_{keras.backend.backend()}")
-
-
-def token_sums(plan, hidden, kernel, labels, weights):
+def token_sums(backend, plan, hidden, kernel, labels, weights):
     """Sums over all tokens, and the gradients of the first of them: one loop over chunks of tokens.
 
     Args:
+        backend: module of what the backend does in its own way; `linear_cross_entropy_jax` describes the functions.
         plan: `Plan`.
         hidden: (tokens, hidden_size).
         kernel: as `linear_cross_entropy` takes it.
@@ -48,66 +43,121 @@ def token_sums(plan, hidden, kernel, labels, weights):
 
     Returns:
         (loss_sum, correct_sum, gradient of hidden or None, gradient of the kernel or None). The latter is float32,
-        (pieces, rows / pieces, columns).
+        (pieces, vocab / pieces, hidden_size) if transposed, else (hidden_size, pieces, vocab / pieces).
     """
-    primitives = backend_module()
     tokens, hidden_size = ops.shape(hidden)
     chunk_size = plan.chunk_size
     chunks = (tokens + chunk_size - 1) // chunk_size
 
-    # Tokens that count come first; `place` is where each token goes, `order` which token each place holds.
+    # Tokens that count come first: `place` is where each token goes, `order` which token each place holds.
     counts = ops.cast(ops.not_equal(weights, 0.0), "int32")
     live = ops.sum(counts)
     place = ops.where(counts > 0, ops.cumsum(counts) - 1, live + ops.cumsum(1 - counts) - 1)
     order = ops.pad(ops.argsort(place), [[0, chunks * chunk_size - tokens]])
     filled = ops.arange(chunks * chunk_size) < tokens
-    steps = primitives.most(plan, (live + chunk_size - 1) // chunk_size)
+    steps = backend.most(plan, (live + chunk_size - 1) // chunk_size)
 
     hidden_chunks = ops.reshape(ops.take(hidden, order, axis=0), (chunks, chunk_size, hidden_size))
     label_chunks = ops.reshape(ops.take(labels, order), (chunks, chunk_size))
     weight_chunks = ops.reshape(ops.where(filled, ops.take(weights, order), 0.0), (chunks, chunk_size))
-    matrix = ops.cast(kernel, hidden.dtype)
+    head = _Head(backend, plan, ops.cast(kernel, hidden.dtype))
 
-    def step(index, loss_sum, correct_sum, *gradients):
-        states, chunk_weights = hidden_chunks[index], weight_chunks[index]
-        logits = primitives.product(states, matrix, transpose_b=plan.transposed)
-        losses, correct, slopes = primitives.cross_entropy(logits, label_chunks[index], chunk_weights, plan.gradients)
-        sums = loss_sum + ops.sum(losses * chunk_weights), correct_sum + ops.sum(ops.where(correct, chunk_weights, 0.0))
+    def step(index, loss_sum, correct_sum, *state):
+        chunk = hidden_chunks[index], label_chunks[index], weight_chunks[index]
+        losses, correct, powers, log_shares = head.read(*chunk, state[0] if state else None)
+        loss_sum = loss_sum + ops.sum(losses * chunk[2])
+        correct_sum = correct_sum + ops.sum(ops.where(correct, chunk[2], 0.0))
         if not plan.gradients:
-            return (index + 1, *sums)
-        slopes = ops.cast(slopes, hidden.dtype)
-        hidden_gradient, *rest = gradients
-        share = primitives.product(slopes, matrix, transpose_b=not plan.transposed)
-        hidden_gradient = primitives.put(hidden_gradient, index, ops.cast(share, hidden.dtype))
-        if plan.kernel_gradient:
-            left, right = (slopes, states) if plan.transposed else (states, slopes)
-            rest = [_add_outer(primitives, rest[0], left, right)]
-        return (index + 1, *sums, hidden_gradient, *rest)
+            return index + 1, loss_sum, correct_sum
+        share, *kernel_gradient = head.differentiate(*chunk, powers, log_shares, *state[2:])
+        hidden_gradient = backend.put(state[1], index, ops.cast(share, hidden.dtype))
+        return index + 1, loss_sum, correct_sum, powers, hidden_gradient, *kernel_gradient
 
     state = [ops.zeros((), "int32"), ops.zeros(()), ops.zeros(())]
     if plan.gradients:
-        state.append(primitives.zeros((chunks, chunk_size, hidden_size), hidden.dtype))
+        state.append(backend.zeros((plan.pieces, chunk_size, head.width), "float32"))
+        state.append(backend.zeros((chunks, chunk_size, hidden_size), hidden.dtype))
     if plan.kernel_gradient:
-        rows, columns = kernel.shape
-        state.append(primitives.zeros((plan.pieces, rows // plan.pieces, columns), "float32"))
-    _, loss_sum, correct_sum, *gradients = primitives.while_loop(lambda index, *_: index < steps, step, state)
+        shape = (plan.pieces, head.width, hidden_size) if plan.transposed else (hidden_size, plan.pieces, head.width)
+        state.append(backend.zeros(shape, "float32"))
+    _, loss_sum, correct_sum, *state = backend.while_loop(lambda index, *_: index < steps, step, state)
 
-    hidden_gradient = kernel_gradient = None
-    if plan.gradients:
-        hidden_gradient = ops.take(ops.reshape(gradients[0], (-1, hidden_size)), place, axis=0)
-    if plan.kernel_gradient:
-        kernel_gradient = gradients[1]
-    return loss_sum, correct_sum, hidden_gradient, kernel_gradient
+    hidden_gradient = ops.take(ops.reshape(state[1], (-1, hidden_size)), place, axis=0) if plan.gradients else None
+    return loss_sum, correct_sum, hidden_gradient, state[2] if plan.kernel_gradient else None
 
 
-def _add_outer(primitives, total, left, right):
-    """`total + left.T @ right`, piece by piece of the rows of total (pieces, rows, columns)."""
-    pieces, rows, _ = total.shape
-    if pieces == 1:
-        return total + primitives.product(left, right, transpose_a=True)[None]
+class _Head:
+    """One chunk of tokens against the kernel, one piece of the vocabulary after the other."""
 
-    def step(index, total):
-        part = ops.slice(left, (0, index * rows), (left.shape[0], rows))
-        return index + 1, primitives.add(total, index, primitives.product(part, right, transpose_a=True))
+    def __init__(self, backend, plan, kernel):
+        self.backend = backend
+        self.plan = plan
+        self.kernel = kernel
+        self.hidden_size, vocab = kernel.shape[::-1] if plan.transposed else kernel.shape
+        self.width = vocab // plan.pieces
 
-    return primitives.while_loop(lambda index, _: index < pieces, step, [ops.zeros((), "int32"), total])[1]
+    def read(self, states, labels, weights, powers):
+        """Losses and hits (tokens,), and what `differentiate` needs of the softmax.
+
+        The softmax over pieces is the online one of Milakov and Gimelshein, 2018, arXiv:1805.02867: `powers`
+        (pieces, tokens, width) holds exp(logits - m) where m is the largest logit up to that piece, and `log_shares`
+        (pieces, tokens, 1) what is to be added to m for the logarithm of the whole sum.
+        """
+        backend, tokens = self.backend, states.shape[0]
+
+        def piece(index, largest, total, of_label, best, *stored):
+            logits = backend.product(states, self._piece(index), transpose_b=self.plan.transposed)
+            place = labels - index * self.width
+            top = ops.cast(ops.argmax(logits, axis=1), "int32")
+            # Both in one step, so that nothing asks for the logits once the powers have taken their memory.
+            picked = backend.pick(logits, ops.stack([ops.clip(place, 0, self.width - 1), top], axis=1))
+            here = ops.logical_and(place >= 0, place < self.width)
+            of_label = ops.where(here[:, None], picked[:, :1], of_label)
+            best = ops.where(picked[:, 1] > largest[:, 0], top + index * self.width, best)
+            new = ops.maximum(largest, picked[:, 1:])
+            powers = backend.materialize(ops.exp(logits - new))
+            total = total * ops.exp(largest - new) + ops.sum(powers, axis=1, keepdims=True)
+            if stored:
+                stored = backend.put(stored[0], index, powers), backend.put(stored[1], index, new)
+            return new, total, of_label, best, *stored
+
+        zero = ops.zeros((tokens, 1))
+        state = [zero - float("inf"), zero, zero, ops.zeros((tokens,), "int32")]
+        if self.plan.gradients:
+            state += [powers, backend.zeros((self.plan.pieces, tokens, 1), "float32")]
+        largest, total, of_label, best, *stored = self._for_each_piece(piece, state)
+        log_sum = largest + ops.log(total)
+        powers, maxima = stored or (None, None)
+        return (log_sum - of_label)[:, 0], best == labels, powers, maxima - log_sum if stored else None
+
+    def differentiate(self, states, labels, weights, powers, log_shares, *kernel_gradient):
+        """The chunk's gradient of hidden (tokens, hidden_size), and kernel_gradient with its share added."""
+        backend, transposed = self.backend, self.plan.transposed
+        weights = weights[:, None]
+
+        def piece(index, hidden_gradient, *kernel_gradient):
+            slopes = powers[index] * (weights * ops.exp(log_shares[index]))
+            slopes = backend.subtract_at(slopes, labels - index * self.width, weights)
+            slopes = ops.cast(slopes, states.dtype)
+            hidden_gradient += backend.product(slopes, self._piece(index), transpose_b=not transposed)
+            if kernel_gradient:
+                left, right = (slopes, states) if transposed else (states, slopes)
+                share = backend.product(left, right, transpose_a=True)
+                kernel_gradient = [backend.add(kernel_gradient[0], index, share, axis=0 if transposed else 1)]
+            return hidden_gradient, *kernel_gradient
+
+        return self._for_each_piece(piece, [ops.zeros(states.shape, "float32"), *kernel_gradient])
+
+    def _piece(self, index):
+        if self.plan.pieces == 1:
+            return self.kernel
+        if self.plan.transposed:
+            return ops.slice(self.kernel, (index * self.width, 0), (self.width, self.hidden_size))
+        return ops.slice(self.kernel, (0, index * self.width), (self.hidden_size, self.width))
+
+    def _for_each_piece(self, piece, state):
+        if self.plan.pieces == 1:
+            return piece(0, *state)
+        start = [ops.zeros((), "int32"), *state]
+        step = lambda index, *state: (index + 1, *piece(index, *state))  # noqa: E731
+        return self.backend.while_loop(lambda index, *_: index < self.plan.pieces, step, start)[1:]

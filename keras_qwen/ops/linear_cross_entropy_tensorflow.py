@@ -1,9 +1,10 @@
 """What `linear_cross_entropy` needs of TensorFlow."""
 
-import tensorflow as tf
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+import functools
 
-from keras_qwen.ops.linear_cross_entropy_loop import token_sums
+import tensorflow as tf
+from keras import ops
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 
 def adds_in_place():
@@ -25,51 +26,88 @@ def zeros(shape, dtype):
 
 
 def put(total, index, value):
-    return add(total, index, value)
-
-
-def add(total, index, value):
+    if total.shape[0] == 1:
+        return value[None]
     if _in_xla():
-        return tf.tensor_scatter_nd_add(total, [[index]], value[None])
-    # The kernel of the scatter takes ten times as long.
-    return tf.raw_ops.InplaceAdd(x=total, i=index[None], v=value[None])
+        return ops.slice_update(total, (index, 0, 0), value[None])
+    return tf.raw_ops.InplaceUpdate(x=total, i=index[None], v=value[None])
+
+
+def add(total, index, value, axis):
+    pieces = total.shape[axis]
+    if pieces == 1:
+        return total + tf.expand_dims(value, axis)
+    if _in_xla():
+        start = (index, 0, 0) if axis == 0 else (0, index, 0)
+        value = tf.expand_dims(value, axis)
+        return ops.slice_update(total, start, value + tf.slice(total, start, value.shape))
+    if axis == 0:
+        return tf.raw_ops.InplaceAdd(x=total, i=index[None], v=value[None])
+    rows = tf.reshape(total, (-1, total.shape[2]))
+    rows = tf.raw_ops.InplaceAdd(x=rows, i=tf.range(total.shape[0]) * pieces + index, v=value)
+    return tf.reshape(rows, total.shape)
+
+
+def pick(x, columns):
+    return tf.gather(x, columns, batch_dims=1)
+
+
+def subtract_at(x, columns, values):
+    return x - tf.where(tf.range(x.shape[1]) == columns[:, None], values, 0.0)
+
+
+def materialize(x):
+    return x
 
 
 def _in_xla():
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
-def cross_entropy(logits, labels, weights, gradients):
-    best = tf.argmax(logits, axis=1, output_type=labels.dtype)
-    losses, slopes = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits, labels=labels)
-    slopes = slopes * weights[:, None] if gradients else None
-    return losses, best == labels, slopes
-
-
 def most(plan, steps):
     return steps
 
 
-def differentiable_sums(plan, hidden, kernel, labels, weights):
+def differentiable_sums(sums, plan, hidden, kernel, labels, weights):
     # An eager loop would keep every array of every step alive and update nothing in place.
-    sums = _compiled_token_sums if tf.executing_eagerly() else token_sums
-    kernel = tf.convert_to_tensor(kernel)
+    if tf.executing_eagerly():
+        sums = _compiled(sums)
     if not plan.gradients:
         return sums(plan, hidden, kernel, labels, weights)[:2]
 
     @tf.custom_gradient
     def run(hidden, kernel):
+        # Nothing in here is to be differentiated.
+        hidden, kernel = tf.stop_gradient(hidden), tf.stop_gradient(kernel)
         loss_sum, correct_sum, hidden_gradient, kernel_gradient = sums(plan, hidden, kernel, labels, weights)
 
         def backward(scale, _):
             if not plan.kernel_gradient:
                 return hidden_gradient * tf.cast(scale, hidden.dtype), None
-            scaled = tf.reshape(kernel_gradient * scale, kernel.shape)
-            return hidden_gradient * tf.cast(scale, hidden.dtype), tf.cast(scaled, kernel.dtype)
+            scaled = _scale(kernel_gradient, scale, axis=0 if plan.transposed else 1)
+            scaled = tf.cast(tf.reshape(scaled, kernel.shape), kernel.dtype)
+            return hidden_gradient * tf.cast(scale, hidden.dtype), scaled
 
         return (loss_sum, correct_sum), backward
 
     return run(hidden, kernel if plan.kernel_gradient else tf.stop_gradient(kernel))
 
 
-_compiled_token_sums = tf.function(token_sums, autograph=False)
+def _scale(total, scale, axis):
+    """`total * scale` in the memory of total, which a product takes over by itself outside of XLA."""
+    pieces = total.shape[axis]
+    if pieces == 1 or not _in_xla():
+        return total * scale
+    shape = [1 if i == axis else size for i, size in enumerate(total.shape)]
+
+    def step(index, total):
+        start = [index if i == axis else 0 for i in range(3)]
+        return index + 1, ops.slice_update(total, start, tf.slice(total, start, shape) * scale)
+
+    steps = tf.where(tf.equal(scale, 1.0), 0, pieces)
+    return while_loop(lambda index, _: index < steps, step, (tf.constant(0), total))[1]
+
+
+@functools.cache
+def _compiled(sums):
+    return tf.function(sums, autograph=False)

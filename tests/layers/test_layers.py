@@ -132,7 +132,7 @@ def test_cache_gives_what_the_whole_row_gives():
     from keras_qwen.layers.rotary_embedding import RotaryEmbedding
 
     rotary = RotaryEmbedding(8, rope_parameters=dict(CONFIG.rope_parameters))
-    empty = keras.ops.zeros((2, 9, 2, 8))
+    empty = keras.ops.zeros((2, 2, 9, 8))
     out, cache = block(HIDDEN[:, :4], rope=rotary(np.arange(4)[None]), cache=(empty, empty), cache_index=0)
     outs = [numpy(out)]
     for i in range(4, 7):

@@ -89,7 +89,7 @@ def test_longer_than_the_model_was_made_for_warns_once():
     with pytest.warns(UserWarning, match="17 tokens, the model was made for max_position_embeddings=16"):
         model(ids)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         model(ids)
 
 
