@@ -1,8 +1,6 @@
-"""The two compiled functions of decoding, and the loop around them."""
+"""The two functions of decoding, and the loop around them."""
 
-import dataclasses
 import importlib
-from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -10,12 +8,13 @@ from keras import ops
 
 from keras_qwen.generation.cache import bucket, decoding_masks, left_padded
 from keras_qwen.generation.sampling import Plan, choose
-from keras_qwen.config import QwenConfig
 
 
-@dataclasses.dataclass(frozen=True)
 class Decoder:
-    """The model as decoding sees it.
+    """Generates tokens with a model that is given as functions.
+
+    Both functions are compiled for lengths in steps (see `bucket`), not for each length; every token is one call of
+    the second.
 
     Args:
         config: `QwenConfig`.
@@ -25,15 +24,11 @@ class Decoder:
         cache_dtype: dtype of keys and values.
     """
 
-    config: QwenConfig
-    call_with_cache: Callable
-    head: Callable
-    weights: Callable
-    cache_dtype: str
-
-    def __post_init__(self):
-        module = importlib.import_module(f"keras_qwen.generation.steps_{keras.backend.backend()}")
-        object.__setattr__(self, "_steps", module.Steps(self.weights, self._prefill, self._decode))
+    def __init__(self, config, *, call_with_cache, head, weights, cache_dtype):
+        self.config = config
+        self._call_with_cache, self._head, self._cache_dtype = call_with_cache, head, cache_dtype
+        steps = importlib.import_module(f"keras_qwen.generation.steps_{keras.backend.backend()}")
+        self._steps = steps.Steps(weights, self._prefill, self._decode)
 
     def tokens(self, rows, settings, sampler=None):
         """Generates token by token; nothing is computed for a token that nobody asks for.
@@ -49,37 +44,34 @@ class Decoder:
         if not settings.max_new_tokens:
             return
         length = bucket(max(len(row) for row in rows))
-        capacity = bucket(length + settings.max_new_tokens - 1)
+        last = length + settings.max_new_tokens - 1  # where the last token would go, but nobody reads it there
         token_ids, segment_ids = left_padded(rows, length)
         starts = length - segment_ids.sum(axis=1, dtype="int32")
         plan = Plan.of(settings, self.config.vocab_size, logits=sampler is not None)
         numbers = _Numbers(settings)
         seen = _seen(rows, self.config.vocab_size) if plan.penalty else None
-        shape = (len(rows), self.config.num_key_value_heads, capacity, self.config.head_dim)
-        cache = self._steps.new_cache(shape, self.cache_dtype, self.config.num_hidden_layers)
-        chosen, cache = self._steps.prefill(cache, token_ids, segment_ids, seen, numbers.next(), plan=plan)
-        for index in range(length, length + settings.max_new_tokens):
+        shape = (len(rows), self.config.num_key_value_heads, bucket(last), self.config.head_dim)
+        session = self._steps.session(shape, self._cache_dtype, self.config.num_hidden_layers, plan)
+        chosen = session.prefill(token_ids, segment_ids, seen, numbers.next())
+        for index in range(length, last + 1):
             token = chosen if sampler is None else _sampled(sampler, chosen)
-            host_token = ops.convert_to_numpy(token)
-            yield host_token
-            if index == length + settings.max_new_tokens - 1:
+            values = ops.convert_to_numpy(token)
+            yield values
+            if index == last:
                 return
             if seen is not None:
-                seen[np.arange(len(rows)), host_token] = True
-            chosen, cache = self._steps.decode(
-                cache, token, np.int32(index), starts, seen, numbers.next(), plan=plan
-            )
+                seen[np.arange(len(rows)), values] = True
+            chosen = session.decode(token, np.int32(index), starts, seen, numbers.next())
 
     def _prefill(self, cache, token_ids, segment_ids, seen, numbers, plan):
         positions = ops.maximum(ops.cumsum(segment_ids, axis=1) - 1, 0)
-        hidden, cache = self.call_with_cache(token_ids, positions, cache, 0, None, segment_ids)
-        return choose(self.head(hidden[:, -1:])[:, 0], seen, numbers, plan), cache
+        hidden, cache = self._call_with_cache(token_ids, positions, cache, 0, None, segment_ids)
+        return choose(self._head(hidden[:, -1:])[:, 0], seen, numbers, plan), cache
 
     def _decode(self, cache, token, index, starts, seen, numbers, plan):
-        capacity = cache[0][0].shape[2]
-        masks = decoding_masks(self.config, starts, index, capacity)
-        hidden, cache = self.call_with_cache(token[:, None], (index - starts)[:, None], cache, index, masks)
-        return choose(self.head(hidden)[:, 0], seen, numbers, plan), cache
+        masks = decoding_masks(self.config, starts, index, capacity=cache[0][0].shape[2])
+        hidden, cache = self._call_with_cache(token[:, None], (index - starts)[:, None], cache, index, masks)
+        return choose(self._head(hidden)[:, 0], seen, numbers, plan), cache
 
 
 class _Numbers:
@@ -94,7 +86,7 @@ class _Numbers:
             "repetition_penalty": np.float32(settings.repetition_penalty),
         }
         seed = settings.seed
-        if seed is None:  # follows keras.utils.set_random_seed
+        if seed is None:  # then keras.utils.set_random_seed decides
             seed = int(keras.random.randint((), 0, 2**31 - 1, dtype="int32")) if settings.temperature else 0
         self._keys = np.random.default_rng(seed)
         self._key_dtype = keras.random.SeedGenerator(0).state.dtype

@@ -35,26 +35,23 @@ class Prompts:
         """
         if isinstance(inputs, str):
             return cls._of_texts([inputs], tokenizer, vocab_size, single=True)
-        if isinstance(inputs, Mapping):
-            raise ValueError("generate takes a chat as a list of messages; this is one message, or a dict of inputs.")
-        if not hasattr(inputs, "__len__"):
+        inputs = _listed(inputs)
+        if not isinstance(inputs, list):
             raise ValueError(f"generate takes text, chat messages or token ids, not {type(inputs).__name__}.")
-        if not len(inputs):
+        if not inputs:
             raise ValueError("generate was given an empty batch: pass at least one prompt.")
-        if not isinstance(inputs, list | tuple):
-            inputs = _array_rows(inputs)
         if all(isinstance(x, str) for x in inputs):
-            return cls._of_texts(list(inputs), tokenizer, vocab_size, single=False)
-        if all(isinstance(x, Mapping) for x in inputs):
+            return cls._of_texts(inputs, tokenizer, vocab_size, single=False)
+        if _is_chat(inputs):
             return cls._of_chats([inputs], tokenizer, vocab_size, single=True)
-        if all(isinstance(x, list | tuple) and len(x) and all(isinstance(m, Mapping) for m in x) for x in inputs):
-            return cls._of_chats(inputs, tokenizer, vocab_size, single=False)
         if all(_is_id(x) for x in inputs):
-            return cls._checked([list(inputs)], vocab_size, text=False, single=True)
-        rows = [list(x) if isinstance(x, list | tuple) else _array_rows(x) if hasattr(x, "shape") else x for x in inputs]
-        if not all(isinstance(row, list) and all(_is_id(x) for x in row) for row in rows):
-            raise ValueError("generate takes text, chat messages or token ids, one or a list of them, not a mixture.")
-        return cls._checked(rows, vocab_size, text=False, single=False)
+            return cls._checked([inputs], vocab_size, text=False, single=True)
+        rows = [_listed(x) for x in inputs]
+        if all(_is_chat(row) for row in rows):
+            return cls._of_chats(rows, tokenizer, vocab_size, single=False)
+        if all(isinstance(row, list) and all(_is_id(x) for x in row) for row in rows):
+            return cls._checked(rows, vocab_size, text=False, single=False)
+        raise ValueError("generate takes text, chat messages or token ids, one or a list of them, not a mixture.")
 
     @classmethod
     def _of_texts(cls, texts, tokenizer, vocab_size, single):
@@ -64,7 +61,7 @@ class Prompts:
     @classmethod
     def _of_chats(cls, chats, tokenizer, vocab_size, single):
         template = _needed(tokenizer, "chat messages").apply_chat_template
-        rows = [list(template(list(chat), add_generation_prompt=True)) for chat in chats]
+        rows = [list(template(chat, add_generation_prompt=True)) for chat in chats]
         return cls._checked(rows, vocab_size, text=True, single=single)
 
     @classmethod
@@ -82,16 +79,24 @@ class Prompts:
         return cls([[int(x) for x in row] for row in rows], text, single)
 
 
-def _array_rows(array):
-    """A numpy array or backend tensor as (nested) lists."""
-    array = np.asarray(array)
-    if array.dtype.kind not in "iuU" or array.ndim > 2:
+def _listed(value):
+    """A list for a tuple, a numpy array or a backend's tensor; anything else as it is."""
+    if isinstance(value, tuple):
+        return list(value)
+    if not hasattr(value, "shape"):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu" or array.ndim > 2:
         raise ValueError(f"Token ids must be integers (length,) or (batch, length), not {array.dtype} {array.shape}.")
     return array.tolist()
 
 
 def _is_id(value):
-    return hasattr(value, "__index__") and not isinstance(value, bool) and not getattr(value, "shape", ())
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _is_chat(value):
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(message, Mapping) for message in value)
 
 
 def _needed(tokenizer, what):

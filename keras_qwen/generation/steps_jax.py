@@ -5,7 +5,7 @@ import keras
 
 
 class Steps:
-    """The two functions of decoding, compiled.
+    """The two functions of decoding, compiled once for each shape and plan.
 
     Args:
         weights: function that returns the model's variables.
@@ -13,24 +13,35 @@ class Steps:
     """
 
     def __init__(self, weights, prefill, decode):
-        self._weights = weights
-        self._prefill, self._decode = self._compiled(prefill), self._compiled(decode)
+        self.weights = weights
+        self.prefill, self.decode = self._compiled(prefill), self._compiled(decode)
 
-    def new_cache(self, shape, dtype, layers):
-        return [tuple(jax.numpy.zeros(shape, dtype) for _ in range(2)) for _ in range(layers)]
-
-    def prefill(self, cache, *arguments, plan):
-        return self._prefill(self._values(), cache, *arguments, plan=plan)
-
-    def decode(self, cache, *arguments, plan):
-        return self._decode(self._values(), cache, *arguments, plan=plan)
-
-    def _values(self):
-        return [variable.value for variable in self._weights()]
+    def session(self, shape, dtype, layers, plan):
+        """A `Session` with an empty cache: for each layer keys and values of a shape."""
+        return Session(self, [tuple(jax.numpy.zeros(shape, dtype) for _ in range(2)) for _ in range(layers)], plan)
 
     def _compiled(self, function):
         def pure(values, cache, *arguments, plan):
-            with keras.StatelessScope(state_mapping=list(zip(self._weights(), values, strict=True))):
+            with keras.StatelessScope(state_mapping=list(zip(self.weights(), values, strict=True))):
                 return function(cache, *arguments, plan)
 
         return jax.jit(pure, static_argnames="plan", donate_argnums=1)
+
+
+class Session:
+    """One run of decoding, with its cache."""
+
+    def __init__(self, steps, cache, plan):
+        self._steps, self._cache, self._plan = steps, cache, plan
+        self._variables = steps.weights()
+
+    def prefill(self, *arguments):
+        return self._call(self._steps.prefill, arguments)
+
+    def decode(self, *arguments):
+        return self._call(self._steps.decode, arguments)
+
+    def _call(self, function, arguments):
+        values = [variable.value for variable in self._variables]
+        chosen, self._cache = function(values, self._cache, *arguments, plan=self._plan)
+        return chosen

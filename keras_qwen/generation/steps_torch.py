@@ -13,20 +13,30 @@ class Steps:
     """
 
     def __init__(self, weights, prefill, decode):
-        self._prefill, self._decode = prefill, decode
+        self.prefill, self.decode = prefill, decode
 
-    def new_cache(self, shape, dtype, layers):
-        return [tuple(ops.zeros(shape, dtype) for _ in range(2)) for _ in range(layers)]
+    def session(self, shape, dtype, layers, plan):
+        """A `Session` with an empty cache: for each layer keys and values of a shape."""
+        return Session(self, [tuple(ops.zeros(shape, dtype) for _ in range(2)) for _ in range(layers)], plan)
 
-    def prefill(self, cache, *arguments, plan):
-        return self._call(self._prefill, cache, arguments, plan)
 
-    def decode(self, cache, *arguments, plan):
-        return self._call(self._decode, cache, arguments, plan)
+class Session:
+    """One run of decoding, with its cache."""
 
-    def _call(self, function, cache, arguments, plan):
+    def __init__(self, steps, cache, plan):
+        self._steps, self._cache, self._plan = steps, cache, plan
+
+    def prefill(self, *arguments):
+        return self._call(self._steps.prefill, arguments)
+
+    def decode(self, *arguments):
+        return self._call(self._steps.decode, arguments)
+
+    def _call(self, function, arguments):
+        arguments = [tree.map_structure(_tensor, argument) for argument in arguments]
         with torch.no_grad():
-            return function(cache, *(tree.map_structure(_tensor, argument) for argument in arguments), plan)
+            chosen, self._cache = function(self._cache, *arguments, self._plan)
+        return chosen
 
 
 def _tensor(value):

@@ -8,7 +8,8 @@ class Continuation:
 
     Args:
         stop_ids: ids that end the row; they are no part of it.
-        stop_strings: texts that end it; neither they nor what follows are part of it.
+        stop_strings: texts that end it; neither they nor what follows are part of it. Of ids, those of the tokens that
+            lie wholly before are.
         tokenizer: a `QwenTokenizer`; may be None for ids without stop strings.
         text: whether pieces are text rather than ids.
 
@@ -18,48 +19,46 @@ class Continuation:
 
     def __init__(self, stop_ids, stop_strings, tokenizer, text):
         self.done = False
-        self._stop_ids = stop_ids
-        self._strings = stop_strings
-        self._text = text
+        self.nothing = "" if text else []
+        self._stop_ids, self._stop_strings, self._text = stop_ids, stop_strings, text
         self._decoder = StreamDecoder(tokenizer) if text or stop_strings else None
-        self._held = ""  # text that may be the start of a stop string
-        self._held_ids = []  # (id, characters of the held text up to its end) of tokens not handed out yet
+        self._held = ""  # may be the start of a stop string
+        self._held_ids = []  # (id, where its text ends in the held text), not handed out yet
 
     def push(self, token_id):
-        """Takes the next token and returns what is certain now: text, or a list of ids, either may be empty."""
+        """Takes the next token and returns what is certain now: text, or a list of ids; either may be empty."""
         if self.done:
-            return self._piece("", 0)
+            return self.nothing
         if token_id in self._stop_ids:
             return self.finish()
         if self._decoder is None:
             return [token_id]
-        self._held += self._decoder.push(token_id)
-        self._held_ids.append((token_id, len(self._held)))
-        found = [at for at in (self._held.find(string) for string in self._strings) if at >= 0]
-        if found:
-            self.done = True
-            return self._piece(self._held[: min(found)], min(found))
-        safe = len(self._held) - _open_end(self._held, self._strings)
-        return self._piece(self._held[:safe], safe)
+        piece = self._decoder.push(token_id)
+        self._held += piece
+        self._held_ids.append((token_id, len(self._held) + (not piece)))  # without text: a part of what comes next
+        found = [at for at in map(self._held.find, self._stop_strings) if at >= 0]
+        self.done = bool(found)
+        return self._release(min(found) if found else len(self._held) - _open_end(self._held, self._stop_strings))
 
     def finish(self):
         """Ends the row and returns what was held back."""
+        if self.done or self._decoder is None:
+            self.done = True
+            return self.nothing
         self.done = True
-        if self._decoder is None:
-            return []
         self._held += self._decoder.flush()
-        return self._piece(self._held, len(self._held))
+        return self._release(len(self._held) + 1)
 
-    def _piece(self, text, end):
-        """Lets go of the held text up to `end`, and of the tokens that lie wholly before it."""
-        self._held = self._held[end:]
+    def _release(self, end):
+        """Lets go of the held text up to `end`, and of the tokens that lie before."""
+        text, self._held = self._held[:end], self._held[end:]
         ready = [token_id for token_id, token_end in self._held_ids if token_end <= end]
         self._held_ids = [(token_id, token_end - end) for token_id, token_end in self._held_ids[len(ready) :]]
         return text if self._text else ready
 
 
 def _open_end(text, strings):
-    """How many characters at the end of `text` are the start of one of `strings`, at most."""
+    """How many characters at the end of `text` could be the start of one of `strings`, at most."""
     longest = max((len(string) for string in strings), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(string.startswith(text[-length:]) for string in strings):

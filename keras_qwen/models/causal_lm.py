@@ -8,6 +8,7 @@ from keras_qwen.generation import Generator, read_generation_config, read_tokeni
 from keras_qwen.models.backbone import QwenBackbone
 from keras_qwen.models.base import QwenModel
 from keras_qwen.ops.linear_cross_entropy import linear_cross_entropy
+from keras_qwen.ops.row_matmul import row_matmul
 from keras_qwen.training.step import TokenStep
 
 
@@ -123,7 +124,59 @@ class QwenCausalLM(QwenModel):
         read = {} if self.source is None else read_generation_config(self.source.folder)
         return None if self.generation_config == read else self.generation_config
 
-    def generate(self, inputs, *, max_new_tokens=None, **arguments):
+    def generate(
+        self,
+        inputs,
+        *,
+        max_new_tokens=None,
+        temperature=None,
+        top_k=None,
+        top_p=None,
+        min_p=None,
+        repetition_penalty=None,
+        stop=None,
+        seed=None,
+        sampler=None,
+        stream=False,
+    ):
+        """Continues prompts token by token, with a key/value cache.
+
+        What is None comes from `model.generation_config`, the checkpoint's generation_config.json; what is not there,
+        either, has transformers' default: greedy unless it says `do_sample` or a temperature, top_k, top_p or min_p is
+        passed here.
+
+        Args:
+            inputs: one prompt or several. A text or a list of texts; chat messages (a list of dicts) or a list of
+                chats, which go through the chat template; token ids (a list) or a list or 2-D array of them.
+            max_new_tokens: tokens at most; default 256, or as many as the context has left.
+            temperature: logits are divided by it; 0 = greedy, the likeliest token each time. Default 1.
+            top_k: only the k likeliest tokens can come; 0 = off. Default 50.
+            top_p: only the likeliest tokens that together have this probability can come; 1 = off, the default.
+            min_p: only tokens with this fraction of the likeliest one's probability can come; 0 = off, the default.
+            repetition_penalty: logits of tokens in the prompt and the continuation are divided by it where positive,
+                multiplied where negative; 1 = off, the default.
+            stop: texts and token ids that end a continuation, besides the checkpoint's `eos_token_id`; one or a list of
+                them. `[]` turns every stop off, the checkpoint's too.
+            seed: integer that makes sampling reproducible on a backend; None follows `keras.utils.set_random_seed`.
+            sampler: a KerasHub sampler or its name; takes the place of temperature, top_k, top_p, min_p and seed.
+            stream: whether to return an iterator of pieces as they come.
+
+        Returns:
+            The continuation alone, without what ended it, in kind: a str for a text or a chat, a list of str for
+            several, a list of lists of ids for ids (for one prompt of ids, too). Texts are without special tokens. With
+            `stream`, an iterator: of texts that never end within a character, or of ids; for several prompts of
+            lists with each row's new text or ids.
+
+        Raises:
+            ValueError: for empty prompts, ids out of the vocabulary, text without a tokenizer, or a setting out of its
+                range.
+
+        Example:
+            >>> model.generate("Why is the sky blue?", max_new_tokens=50, temperature=0)
+            >>> model.generate([{"role": "user", "content": "Hello!"}], top_p=0.9, seed=1)
+            >>> for piece in model.generate("Once upon a time", stop=["."], stream=True):
+            ...     print(piece, end="", flush=True)
+        """
         if self._generator is None:
             self._generator = Generator(
                 self.config,
@@ -131,19 +184,27 @@ class QwenCausalLM(QwenModel):
                 head=self._head,
                 weights=lambda: self.weights,
                 cache_dtype=self.dtype_policy.compute_dtype,
+                check_length=self._warn_if_too_long,
             )
         return self._generator.generate(
             inputs,
             tokenizer=self.tokenizer,
             generation_config=self.generation_config,
             max_new_tokens=max_new_tokens,
-            **arguments,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            stop=stop,
+            seed=seed,
+            sampler=sampler,
+            stream=stream,
         )
 
     def _head(self, hidden):
-        if self.lm_head is None:
-            return self.backbone.embed_tokens(hidden, reverse=True)
-        return self.lm_head(hidden)
+        kernel, transposed = self.head_kernel()
+        return row_matmul(hidden, keras.ops.cast(kernel, hidden.dtype), transposed)
 
     def compile(self, optimizer="adamw", loss=None, *, micro_batch_size=None, **kwargs):
         """Configures training.

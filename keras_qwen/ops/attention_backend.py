@@ -21,6 +21,7 @@ def backend_module():
       returns `(output, saved)`, of which the caller gets the output; its gradients of `inputs` are what
       `backward(settings, inputs, constants, saved, output_gradient)` returns. Neither function is differentiated, so
       that their loops keep no history. `settings` is a named tuple without tensors; `constants` may hold `None`.
+    - `slice_block(tensor, index, size)`: the `size` tokens from `index * size` on, of a tensor (batch, length, ...).
     - `zero_blocks(count, shape, dtype="float32")`: `count` blocks of zeros, which a loop may read and write one by one:
       `read_block(blocks, index)`, `write_block(blocks, index, values)` (the result takes the place of `blocks`) and, at
       the end, `stack_blocks(blocks)`, one tensor (count, ...).

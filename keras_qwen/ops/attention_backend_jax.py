@@ -50,6 +50,16 @@ def _caller(forward, backward):
     return jit(call)
 
 
+def slice_block(tensor, index, size):
+    block = jax.lax.dynamic_slice_in_dim(_as_bits(tensor), index * size, size, axis=1)
+    return jax.lax.bitcast_convert_type(block, tensor.dtype)
+
+
+def _as_bits(tensor):
+    """Half precision as integers: XLA for the CPU would widen the whole tensor to take or change a part of it."""
+    return jax.lax.bitcast_convert_type(tensor, jnp.uint16) if tensor.dtype.itemsize == 2 else tensor
+
+
 def zero_blocks(count, shape, dtype="float32"):
     return jnp.zeros((count, *shape), dtype)
 
@@ -59,7 +69,8 @@ def read_block(blocks, index):
 
 
 def write_block(blocks, index, values):
-    return blocks.at[index].set(values)
+    changed = jax.lax.dynamic_update_index_in_dim(_as_bits(blocks), _as_bits(values), index, axis=0)
+    return jax.lax.bitcast_convert_type(changed, blocks.dtype)
 
 
 def stack_blocks(blocks):

@@ -3,6 +3,7 @@
 import functools
 
 import tensorflow as tf
+from keras import ops
 
 
 def device():
@@ -32,6 +33,11 @@ def call_with_gradient(forward, backward, settings, inputs, constants):
 def _traced_once(function):
     # The layers of a model call with the same shapes: one graph serves them all.
     return tf.function(function, autograph=False)
+
+
+def slice_block(tensor, index, size):
+    batch, _, *rest = ops.shape(tensor)
+    return tf.slice(tensor, (0, index * size, *(0 for _ in rest)), (batch, size, *rest))
 
 
 def zero_blocks(count, shape, dtype="float32"):

@@ -37,8 +37,12 @@ class _WithGradient(torch.autograd.Function):
         return None, None, None, None, *backward(settings, inputs, constants, saved, output_gradient)
 
 
+def slice_block(tensor, index, size):
+    return tensor[:, index * size : (index + 1) * size]
+
+
 def zero_blocks(count, shape, dtype="float32"):
-    return ops.zeros((count, *shape), dtype=dtype)
+    return ops.zeros((count, *shape), dtype=dtype)  # on Keras's device
 
 
 def read_block(blocks, index):

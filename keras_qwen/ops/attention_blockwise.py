@@ -150,8 +150,8 @@ class _Pairs:
         mask = visible(
             (i * query_size + ops.arange(query_size, dtype="int32"))[None, :, None],
             (j * key_size + ops.arange(key_size, dtype="int32"))[None, None, :],
-            None if self.segments is None else _slice(self.segments, i, query_size),
-            None if self.segments is None else _slice(self.key_segments, j, key_size),
+            None if self.segments is None else backend_module().slice_block(self.segments, i, query_size),
+            None if self.segments is None else backend_module().slice_block(self.key_segments, j, key_size),
             self.settings.sliding_window,
             self.settings.causal,
         )
@@ -197,7 +197,10 @@ class _Blocks:
 
     def __getitem__(self, i):
         _, kv_heads, rows, head_dim = self.block_shape
-        block = ops.reshape(_slice(self.tensor, i, self.size), (-1, self.size, kv_heads, rows // self.size, head_dim))
+        block = ops.reshape(
+            backend_module().slice_block(self.tensor, i, self.size),
+            (-1, self.size, kv_heads, rows // self.size, head_dim),
+        )
         return ops.reshape(ops.transpose(block, (0, 2, 3, 1, 4)), (-1, kv_heads, rows, head_dim))
 
     def join(self, blocks):
@@ -217,12 +220,6 @@ def _fill_up(tensor, size):
     if isinstance(missing, int) and missing == 0:
         return tensor
     return ops.concatenate([tensor, ops.zeros((batch, missing, *rest), dtype=tensor.dtype)], axis=1)
-
-
-def _slice(tensor, i, size):
-    """Tokens `i * size` to `(i + 1) * size` of a tensor (batch, length, ...)."""
-    batch, _, *rest = ops.shape(tensor)
-    return ops.slice(tensor, (0, i * size, *(0 for _ in rest)), (batch, size, *rest))
 
 
 def _segment_range(segments, size):
