@@ -1,129 +1,177 @@
-"""attention: every implementation against numpy in float64, values and gradients."""
+"""attention: every implementation against numpy in float64, values and gradients; what it refuses."""
 
 import keras
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keras import ops
 
 from keras_qwen.ops import attention
+from keras_qwen.ops.attention_mask import attention_mask
 
-RNG = np.random.default_rng(0)
+from .attention_reference import SEGMENTS, assert_close, inputs, reference, run, visible
 
-
-def inputs(batch=2, length=13, heads=6, kv_heads=2, head_dim=4):
-    shapes = [(batch, length, n, head_dim) for n in (heads, kv_heads, kv_heads)]
-    return [RNG.normal(size=shape).astype("float32") for shape in shapes]
+BLOCKS = {"dense": None, "blockwise": (4, 3)}  # neither divides the length
 
 
-def visible(segments, length, window):
-    i, j = np.arange(length)[:, None], np.arange(length)[None]
-    mask = (i >= j) & (j > i - (window or length))
-    if segments is None:
-        return mask[None]
-    return mask & (segments[:, :, None] == segments[:, None]) & (segments[:, :, None] > 0)
-
-
-def reference(query, key, value, segments=None, window=None):
-    """Output and the gradients of sum(output ** 2) / 2."""
-    q, k, v = (x.astype("float64") for x in (query, key, value))
-    groups = q.shape[2] // k.shape[2]
-    k, v = np.repeat(k, groups, 2), np.repeat(v, groups, 2)
-    mask = visible(segments, q.shape[1], window)[:, None]
-    scores = np.where(mask, np.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5, -1e30)
-    p = np.exp(scores - scores.max(-1, keepdims=True)) * mask
-    p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
-    out = np.einsum("bhqk,bkhd->bqhd", p, v)
-    d_v = np.einsum("bhqk,bqhd->bkhd", p, out)
-    d_p = np.einsum("bqhd,bkhd->bhqk", out, v)
-    d_s = p * (d_p - (p * d_p).sum(-1, keepdims=True)) * q.shape[-1] ** -0.5
-    d_q, d_k = np.einsum("bhqk,bkhd->bqhd", d_s, k), np.einsum("bhqk,bqhd->bkhd", d_s, q)
-    fold = lambda x: x.reshape(*x.shape[:2], -1, groups, x.shape[-1]).sum(3)  # noqa: E731
-    return out, d_q, fold(d_k), fold(d_v)
-
-
-def run(arrays, **arguments):
-    tensors = [keras.ops.convert_to_tensor(a) for a in arrays]
-    if keras.backend.backend() == "jax":
-        import jax
-
-        out, pull = jax.vjp(lambda *t: attention(*t, **arguments), *tensors)
-        found = [out, *pull(out)]
-    else:
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            out = attention(*tensors, **arguments)
-        found = [out, *tape.gradient(out, tensors, output_gradients=out)]
-    return [keras.ops.convert_to_numpy(x) for x in found]
-
-
-SEGMENTS = np.array([[1] * 5 + [2] * 6 + [0] * 2, [0] * 3 + [1] * 10], "int32")
-
-
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["plain", "segments"])
-@pytest.mark.parametrize("heads", [(6, 2), (7, 1), (3, 3)])
-def test_values_and_gradients(implementation, window, segments, heads):
+@pytest.mark.parametrize("implementation", BLOCKS)
+@pytest.mark.parametrize(
+    "heads, segments, window, causal",
+    [
+        ((14, 2), SEGMENTS, None, True),
+        ((6, 2), SEGMENTS, 4, True),
+        ((6, 2), None, 1, True),
+        ((3, 3), None, None, True),
+        ((7, 1), None, None, False),
+        ((3, 3), SEGMENTS, 3, False),
+    ],
+)
+def test_values_and_gradients(implementation, heads, segments, window, causal):
     arrays = inputs(heads=heads[0], kv_heads=heads[1])
-    more = {"block_size": 4} if implementation == "blockwise" else {}
-    found = run(arrays, segment_ids=segments, sliding_window=window, implementation=implementation, **more)
-    expected = reference(*arrays, segments, window)
-    real = slice(None) if segments is None else segments > 0
-    np.testing.assert_allclose(found[0][real], expected[0][real], atol=1e-5)
-    for a, b in zip(found[1:], expected[1:], strict=True):
-        np.testing.assert_allclose(a, b, atol=3e-5)
+    found = run(
+        arrays,
+        segments,
+        sliding_window=window,
+        causal=causal,
+        implementation=implementation,
+        block_size=BLOCKS[implementation],
+    )
+    assert_close(found, reference(*arrays, visible(13, segments, window, causal)))
 
 
-def test_padding_is_finite_with_no_gradient():
+@pytest.mark.parametrize("implementation", BLOCKS)
+def test_rows_of_padding_alone_are_zero_without_gradient(implementation):
     arrays = inputs()
-    for implementation in ("dense", "blockwise"):
-        out, *grads = run(arrays, segment_ids=np.zeros((2, 13), "int32"), implementation=implementation)
-        assert (out == 0).all() and all((g == 0).all() for g in grads)
+    segments = SEGMENTS * np.array([[1], [0]], "int32")
+    found = run(arrays, segments, implementation=implementation, block_size=BLOCKS[implementation])
+    assert all(np.isfinite(x).all() and (x[1] == 0).all() and (x[0] != 0).any() for x in found)
+    assert (found[0][0, :3] == 0).all()
 
 
-@settings(max_examples=6, deadline=None)
-@given(st.integers(1, 20), st.integers(1, 8), st.integers(1, 8), st.one_of(st.none(), st.integers(1, 9)), st.data())
-def test_blockwise_equals_dense(length, q_block, k_block, window, data):
-    segments = np.array([data.draw(st.lists(st.integers(0, 2), min_size=length, max_size=length))], "int32")
-    segments = np.sort(segments, axis=1)
-    arrays = inputs(batch=1, length=length)
-    sizes = (min(q_block, length), min(k_block, length))
-    dense = run(arrays, segment_ids=segments, sliding_window=window, implementation="dense")
-    blocks = run(arrays, segment_ids=segments, sliding_window=window, implementation="blockwise", block_size=sizes)
-    for a, b in zip(dense, blocks, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
+@pytest.mark.parametrize("implementation", BLOCKS)
+def test_half_precision(implementation):
+    arrays = [keras.ops.convert_to_numpy(ops.cast(ops.cast(x, "bfloat16"), "float32")) for x in inputs(head_dim=8)]
+    block_size = BLOCKS[implementation]
+    found = run(arrays, SEGMENTS, dtype="bfloat16", implementation=implementation, block_size=block_size)
+    assert_close(found, reference(*arrays, visible(13, SEGMENTS)), atol=0.06)  # of values up to 8
 
 
-def test_excluded_blocks_are_not_computed():
-    """NaN in keys that no query may see stays there."""
-    query, key, value = inputs(batch=1, length=16)
-    key[:, :4] = np.nan
-    out = run([query, key, value], sliding_window=4, implementation="blockwise", block_size=4)[0]
-    assert np.isfinite(out[:, 8:]).all() and np.isnan(out[:, :4]).any()
+def test_one_token():
+    arrays = inputs(length=1)
+    for implementation in BLOCKS:
+        assert_close(run(arrays, implementation=implementation), reference(*arrays, np.ones((1, 1, 1), bool)))
+
+
+# A few forms, each compiled once, so that there is time for many segmentations.
+FORMS = [(5, (3, 2), None), (5, (1, 5), 2), (12, (4, 4), 5), (12, (5, 3), None), (12, (3, 8), 1)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(FORMS), st.integers(0, 2**16), st.data())
+def test_blockwise_equals_dense(form, seed, data):
+    length, block_size, window = form
+    segments = data.draw(st.lists(st.integers(0, 3), min_size=2 * length, max_size=2 * length))
+    segments = np.array(segments, "int32").reshape(2, length)  # in any order: a document may even have a gap
+    if data.draw(st.booleans()):
+        segments.sort(axis=1)
+    arrays = inputs(length=length, heads=4, seed=seed)
+    dense = run(arrays, segments, sliding_window=window, implementation="dense")
+    blocks = run(arrays, segments, sliding_window=window, implementation="blockwise", block_size=block_size)
+    assert_close(blocks, dense)
+
+
+@pytest.mark.parametrize("implementation", BLOCKS)
+def test_documents_do_not_see_each_other(implementation):
+    arguments = dict(implementation=implementation, block_size=BLOCKS[implementation])
+    arrays = inputs()
+    before = run(arrays, SEGMENTS, **arguments)
+    changed = [np.where((SEGMENTS == 2)[..., None, None], x + 1, x) for x in arrays]
+    after = run(changed, SEGMENTS, **arguments)
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a[SEGMENTS != 2], b[SEGMENTS != 2])
+
+
+def test_a_packed_document_is_the_document_alone():
+    query, key, value, _ = inputs()
+    packed = ops.convert_to_numpy(attention(query, key, value, segment_ids=SEGMENTS, implementation="dense"))
+    alone = attention(query[:1, 3:7], key[:1, 3:7], value[:1, 3:7])
+    np.testing.assert_allclose(packed[:1, 3:7], ops.convert_to_numpy(alone), atol=1e-6)
 
 
 def test_mask_for_decoding():
-    query, key, value = inputs(length=9)
-    whole = reference(query, key, value)[0]
-    mask = np.tril(np.ones((9, 9), bool))[None, 6:]
-    found = run([query[:, 6:], key, value], mask=mask)[0]
-    np.testing.assert_allclose(found, whole[:, 6:], atol=1e-5)
+    query, key, value, gradient = inputs(length=2, key_length=9)
+    mask = np.zeros((2, 2, 9), bool)
+    mask[0, :, 2:6] = mask[1, 1, :8] = True  # and a row that sees nothing
+    assert_close(run([query, key, value, gradient], mask=mask), reference(query, key, value, gradient, mask))
+
+
+def test_other_keys_than_queries():
+    query, key, value, gradient = inputs(length=4, key_length=9)
+    everything = np.ones((1, 4, 9), bool)
+    for arguments in (dict(implementation="dense"), dict(implementation="blockwise", block_size=(3, 4))):
+        found = run([query, key, value, gradient], causal=False, **arguments)
+        assert_close(found, reference(query, key, value, gradient, everything))
+    segments, key_segments = SEGMENTS[:, 4:8], SEGMENTS[:, 2:11]
+    mask = (segments[:, :, None] == key_segments[:, None]) & (segments[:, :, None] > 0)
+    arguments = dict(segment_ids=segments, key_segment_ids=key_segments, causal=False, implementation="blockwise")
+    output = attention(query, key, value, **arguments, block_size=(3, 4))
+    expected = reference(query, key, value, gradient, mask)[0]
+    np.testing.assert_allclose(ops.convert_to_numpy(output), expected, atol=1e-5)
+
+
+def test_dropout():
+    query, key, value, _ = inputs(length=40, heads=2)
+    value = np.ones_like(value)
+
+    def mean(seed):  # of each row's kept probabilities, scaled up by those dropped
+        return ops.convert_to_numpy(attention(query, key, value, dropout=0.25, seed=seed))[:, 20:, :, 0]
+
+    assert np.array_equal(mean(1), mean(1)) and not np.array_equal(mean(1), mean(2))
+    assert 0.9 < mean(1).mean() < 1.1 and mean(1).std() > 0.01
+    generator = keras.random.SeedGenerator(3)
+    drawn = keras.random.SeedGenerator(3).next()
+    np.testing.assert_array_equal(mean(generator), mean(drawn))
+    assert not np.array_equal(mean(generator), mean(drawn)), "the generator has moved on"
+
+
+def test_attention_mask():
+    expected = visible(13, SEGMENTS, 3)
+    np.testing.assert_array_equal(ops.convert_to_numpy(attention_mask(SEGMENTS, sliding_window=3)), expected)
+    assert tuple(attention_mask(length=5).shape) == (1, 5, 5)
+    np.testing.assert_array_equal(ops.convert_to_numpy(attention_mask(None, 5, causal=False)), np.ones((1, 5, 5), bool))
+    with pytest.raises(ValueError, match="segment_ids or length"):
+        attention_mask()
+
+
+def shapes(**changes):
+    arrays = dict(zip(("query", "key", "value"), inputs(), strict=False))
+    return {**arrays, **{name: np.zeros(shape, "float32") for name, shape in changes.items()}}
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
         (dict(implementation="fast"), "known are auto, dense, blockwise, flash"),
-        (dict(implementation="flash"), "No flash attention here"),
+        (dict(implementation="flash"), "No flash attention here: .*Available are auto, dense and blockwise"),
         (dict(implementation="blockwise", dropout=0.1), "dense form only"),
-        (dict(sliding_window=0), "sliding_window"),
-        (dict(segment_ids=np.ones((2, 5), "int32")), "segment_ids must have the shape"),
-        (dict(implementation="blockwise", block_size=0), "block_size"),
+        (dict(implementation="flash", mask=np.ones((1, 13, 13), bool)), "dense form only"),
+        (dict(sliding_window=0), "sliding_window must be 1 or more"),
+        (dict(dropout=1.0), "dropout must be in"),
+        (dict(segment_ids=np.ones((2, 5), "int32")), r"segment_ids must have the shape \(2, 13\)"),
+        (dict(key_segment_ids=SEGMENTS), "needs segment_ids"),
+        (dict(mask=np.ones((3, 13, 13), bool)), "mask must have the shape"),
+        (dict(implementation="blockwise", block_size=0), "block_size must be a positive integer"),
+        (dict(implementation="blockwise", block_size=(4, 4, 4)), "a pair of them"),
+        (dict(implementation="blockwise", block_size=14), "block_size 14 is beyond the length 13"),
+        (shapes(query=(2, 13, 24)), "takes tensors"),
+        (shapes(query=(2, 13, 5, 4)), "5 query heads are no multiple of 2"),
+        (shapes(query=(2, 13, 6, 5)), "same batch and head_dim"),
+        (shapes(value=(2, 12, 2, 4)), "the same length and heads"),
+        (shapes(query=(2, 3, 6, 4)), "3 queries and 13 keys"),
+        (dict(value=np.zeros((2, 13, 2, 4), "float16")), "different dtypes"),
     ],
 )
 def test_bad_input(arguments, words):
     with pytest.raises(ValueError, match=words):
-        attention(*inputs(), **arguments)
+        attention(**{**shapes(), **arguments})
