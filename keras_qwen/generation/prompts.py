@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from numbers import Integral
 
 import numpy as np
 
@@ -92,7 +93,7 @@ def _listed(value):
 
 
 def _is_id(value):
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_chat(value):

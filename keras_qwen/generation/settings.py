@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from numbers import Integral, Real
 
 _TOP_K = 50  # transformers' default for a model that samples
 _MAX_NEW_TOKENS = 256  # ours: transformers' 20 cuts every answer short
@@ -110,14 +111,14 @@ def _stops(checkpoint, stop, tokenizer):
     """Ids and strings to stop at: the checkpoint's end-of-text ids and the caller's; none at all for `stop=[]`."""
     if stop is None:
         stop = ()
-    elif isinstance(stop, str) or hasattr(stop, "__index__"):
+    elif isinstance(stop, str | Integral):
         stop = (stop,)
     elif not len(stop):
         return frozenset(), ()
     ends = checkpoint.get("eos_token_id", ())
     ids, strings = {ends} if isinstance(ends, int) else set(ends), []
     for one in stop:
-        if hasattr(one, "__index__"):
+        if isinstance(one, Integral):
             ids.add(int(one))
         elif not isinstance(one, str) or not one:
             raise ValueError(f"stop takes texts and token ids, not {one!r}; stop=[] turns every stop off.")
@@ -131,8 +132,8 @@ def _stops(checkpoint, stop, tokenizer):
 
 
 def _is_integer(value):
-    return hasattr(value, "__index__") and not isinstance(value, bool) and value >= 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= 0
 
 
 def _is_number(value):
-    return hasattr(value, "__float__") and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -33,24 +33,25 @@ class Continuation:
             return self.finish()
         if self._decoder is None:
             return [token_id]
-        piece = self._decoder.push(token_id)
-        self._held += piece
-        self._held_ids.append((token_id, len(self._held) + (not piece)))  # without text: a part of what comes next
-        found = [at for at in map(self._held.find, self._stop_strings) if at >= 0]
-        self.done = bool(found)
-        return self._release(min(found) if found else len(self._held) - _open_end(self._held, self._stop_strings))
+        self._held += self._decoder.push(token_id)
+        self._held_ids.append((token_id, len(self._held) + self._decoder.pending))
+        return self._release(len(self._held) - _open_end(self._held, self._stop_strings))
 
     def finish(self):
         """Ends the row and returns what was held back."""
         if self.done or self._decoder is None:
             self.done = True
             return self.nothing
-        self.done = True
         self._held += self._decoder.flush()
-        return self._release(len(self._held) + 1)
+        piece = self._release(len(self._held) + 1)
+        self.done = True
+        return piece
 
     def _release(self, end):
-        """Lets go of the held text up to `end`, and of the tokens that lie before."""
+        """Lets go of the held text up to `end` or the first stop string, and of the tokens that lie before."""
+        found = [at for at in map(self._held.find, self._stop_strings) if at >= 0]
+        if found:
+            self.done, end = True, min(found)
         text, self._held = self._held[:end], self._held[end:]
         ready = [token_id for token_id, token_end in self._held_ids if token_end <= end]
         self._held_ids = [(token_id, token_end - end) for token_id, token_end in self._held_ids[len(ready) :]]

@@ -91,7 +91,7 @@ def attention(
     if key_segment_ids is None:
         key_segment_ids = segment_ids
     rule = dict(sliding_window=sliding_window, causal=causal)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     if chosen == "dense":
         if mask is None and (causal or segment_ids is not None or sliding_window is not None):
             lengths = dict(length=ops.shape(query)[1], key_length=ops.shape(key)[1])

@@ -33,7 +33,8 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(context, output_gradient):
         backward, settings, constants, count = context.rest
-        inputs, saved = context.saved_tensors[:count], context.saved_tensors[count:]
+        tensors = context.saved_tensors  # once: under checkpointing, this is what computes them again
+        inputs, saved = tensors[:count], tensors[count:]
         return None, None, None, None, *backward(settings, inputs, constants, saved, output_gradient)
 
 

@@ -56,12 +56,12 @@ def choose_implementation(
             f"Unknown attention implementation {implementation!r}; known are {', '.join(IMPLEMENTATIONS)}."
         )
     backend = backend or keras.backend.backend()
-    device = device or backend_module().device()
     needs_dense = "an explicit mask" if has_mask else "dropout" if dropout else None
     if needs_dense:
         if implementation in ("blockwise", "flash"):
             raise ValueError(f"Attention with {needs_dense} is there in dense form only, not as {implementation!r}.")
         return "dense"
+    device = device or backend_module().device()
     no_flash = _why_no_flash(backend, device, dtype, head_dim, length, has_key_segments)
     if implementation == "flash" and no_flash:
         raise ValueError(f"No flash attention here: {no_flash}. Available are auto, dense and blockwise.")
@@ -126,7 +126,9 @@ def choose_block_sizes(block_size, query_shape, key_length, device=None):
                 raise ValueError(f"block_size {size} is beyond the length {tokens}.")
         return sizes
     device = device or backend_module().device()
-    scores = SCORES[device] // ((batch or 1) * heads)  # of one head
+    distribution = keras.distribution.distribution()  # which spreads batch and heads over its devices
+    devices = 1 if distribution is None else math.prod(distribution.device_mesh.shape)
+    scores = SCORES[device] * devices // ((batch or 1) * heads)  # of one head
     query_size = _clipped_power(math.isqrt(scores))
     key_size = _clipped_power(scores // query_size)
     step = 16 if device == "cpu" else 128

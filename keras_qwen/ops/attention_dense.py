@@ -55,6 +55,8 @@ def split_scale(scale, dtype):
 class _DrawnSeed(keras.random.SeedGenerator):
     """Hands a seed that was drawn already to `keras.random`, which accepts integers and generators only."""
 
+    _initial_seed = 0  # not None: Keras on torch would leave the seed aside
+
     def __init__(self, seed):
         self._seed = seed
 

@@ -105,30 +105,28 @@ class _Head:
         """
         backend, tokens = self.backend, states.shape[0]
 
-        def piece(index, largest, total, of_label, best, *stored):
+        def piece(index, largest, total, of_label, correct, *stored):
             logits = backend.product(states, self._piece(index), transpose_b=self.plan.transposed)
             place = labels - index * self.width
-            top = ops.cast(ops.argmax(logits, axis=1), "int32")
-            # Both in one step, so that nothing asks for the logits once the powers have taken their memory.
-            picked = backend.pick(logits, ops.stack([ops.clip(place, 0, self.width - 1), top], axis=1))
             here = ops.logical_and(place >= 0, place < self.width)
-            of_label = ops.where(here[:, None], picked[:, :1], of_label)
-            best = ops.where(picked[:, 1] > largest[:, 0], top + index * self.width, best)
-            new = ops.maximum(largest, picked[:, 1:])
+            top, picked, first = backend.top(logits, ops.clip(place, 0, self.width - 1))
+            of_label = ops.where(here[:, None], picked, of_label)
+            correct = ops.where(top[:, 0] > largest[:, 0], ops.logical_and(first, here), correct)
+            new = ops.maximum(largest, top)
             powers = backend.materialize(ops.exp(logits - new))
             total = total * ops.exp(largest - new) + ops.sum(powers, axis=1, keepdims=True)
             if stored:
                 stored = backend.put(stored[0], index, powers), backend.put(stored[1], index, new)
-            return new, total, of_label, best, *stored
+            return new, total, of_label, correct, *stored
 
         zero = ops.zeros((tokens, 1))
-        state = [zero - float("inf"), zero, zero, ops.zeros((tokens,), "int32")]
+        state = [zero - float("inf"), zero, zero, ops.zeros((tokens,), "bool")]
         if self.plan.gradients:
             state += [powers, backend.zeros((self.plan.pieces, tokens, 1), "float32")]
-        largest, total, of_label, best, *stored = self._for_each_piece(piece, state)
+        largest, total, of_label, correct, *stored = self._for_each_piece(piece, state)
         log_sum = largest + ops.log(total)
         powers, maxima = stored or (None, None)
-        return (log_sum - of_label)[:, 0], best == labels, powers, maxima - log_sum if stored else None
+        return (log_sum - of_label)[:, 0], correct, powers, maxima - log_sum if stored else None
 
     def differentiate(self, states, labels, weights, powers, log_shares, *kernel_gradient):
         """The chunk's gradient of hidden (tokens, hidden_size), and kernel_gradient with its share added."""

@@ -48,8 +48,10 @@ def add(total, index, value, axis):
     return tf.reshape(rows, total.shape)
 
 
-def pick(x, columns):
-    return tf.gather(x, columns, batch_dims=1)
+def top(logits, labels):
+    best = tf.argmax(logits, axis=1, output_type=labels.dtype)
+    picked = tf.gather(logits, tf.stack([best, labels], axis=1), batch_dims=1)
+    return picked[:, :1], picked[:, 1:], best == labels
 
 
 def subtract_at(x, columns, values):

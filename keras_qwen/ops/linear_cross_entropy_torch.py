@@ -32,8 +32,10 @@ def add(total, index, value, axis):
     return total
 
 
-def pick(x, columns):
-    return torch.gather(x, 1, columns.long())
+def top(logits, labels):
+    largest, best = torch.max(logits, dim=1, keepdim=True)
+    labels = labels.long()[:, None]
+    return largest, torch.gather(logits, 1, labels), (best == labels)[:, 0]
 
 
 def subtract_at(x, columns, values):

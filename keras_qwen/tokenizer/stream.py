@@ -45,6 +45,11 @@ class StreamDecoder:
         """
         return "".join(self._decoder.decode(self._bytes(i)) for i in (ids if isinstance(ids, Iterable) else [ids]))
 
+    @property
+    def pending(self):
+        """Whether the last id ended within a character, so that bytes are waiting for the rest of it."""
+        return bool(self._decoder.getstate()[0])
+
     def flush(self):
         """Return what is left (a replacement character for a broken one), and start anew."""
         return self._decoder.decode(b"", final=True)

@@ -10,7 +10,7 @@ from keras_qwen import QwenCausalLM, QwenConfig, QwenTokenizer
 from keras_qwen.generation import loop
 
 CONFIG = QwenConfig(
-    model_type="qwen3", vocab_size=300, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
+    model_type="qwen3", vocab_size=300, hidden_size=24, intermediate_size=40, num_hidden_layers=1,
     num_attention_heads=4, num_key_value_heads=2, head_dim=8, initializer_range=0.4, max_position_embeddings=128,
     tie_word_embeddings=True,
 )  # fmt: skip
@@ -31,9 +31,14 @@ def model():
 def uncached(model, row, count):
     row = list(row)
     for _ in range(count):
-        logits = keras.ops.convert_to_numpy(model(np.array([row])))[0, -1]
-        row.append(int(logits.argmax()))
+        row.append(int(last_logits(model, row).argmax()))
     return row[-count:]
+
+
+def last_logits(model, row):
+    """Of the whole row without a cache; padded on the right, so that all lengths have one shape."""
+    logits = model(np.array([row + [0] * (16 - len(row))]))
+    return np.array(keras.ops.convert_to_numpy(logits)[0, len(row) - 1])
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_sliding", "qwen2_yarn", "qwen3", "qwen3_tied"])
@@ -54,31 +59,64 @@ def test_batch_of_unequal_prompts_equals_each_alone_and_without_a_cache(model):
     assert model.generate(np.array([ROWS[1]]), **arguments) == [together[1]]
 
 
-def test_one_compilation_for_prompts_of_many_lengths(model, monkeypatch):
-    traced = []
-    original = loop.Decoder._prefill
-    monkeypatch.setattr(loop.Decoder, "_prefill", lambda self, *a: traced.append(a[1].shape) or original(self, *a))
+@pytest.fixture
+def traced(monkeypatch):
+    """What has been traced, and so compiled: for each the function's name and the shape of the token ids or tokens."""
+    found = []
+    for name in ("_prefill", "_decode"):
+        original = getattr(loop.Decoder, name)
+
+        def spy(self, cache, tokens, *rest, original=original, name=name):
+            found.append((name, tuple(tokens.shape), cache[0][0].shape[2]))
+            return original(self, cache, tokens, *rest)
+
+        monkeypatch.setattr(loop.Decoder, name, spy)
+    return found
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="torch is eager")
+def test_one_compilation_for_prompts_of_many_lengths(traced):
     fresh = QwenCausalLM(CONFIG, dtype="float32")
-    for length in (3, 9, 17, 31):
-        fresh.generate([list(range(length))], max_new_tokens=2, temperature=0.0, stop=[])
-    assert len(traced) == 1
+    for length, count in ((3, 2), (9, 9), (17, 32), (31, 2), (32, 2)):
+        fresh.generate([list(range(length))], max_new_tokens=count, temperature=0.0, stop=[])
+    assert traced == [("_prefill", (1, 32), 64), ("_decode", (1,), 64)]
+    fresh.generate([list(range(33))], max_new_tokens=2, temperature=0.0, stop=[])
+    assert traced[2:] == [("_prefill", (1, 64), 96), ("_decode", (1,), 96)]
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="torch is eager")
+def test_numbers_are_no_reason_to_compile(traced):
+    fresh = QwenCausalLM(CONFIG, dtype="float32")
+    for temperature, top_k, seed in ((0.5, 3, 1), (1.5, 7, 2), (2.0, 50, None)):
+        fresh.generate([[1, 2]], max_new_tokens=2, temperature=temperature, top_k=top_k, seed=seed, stop=[])
+    assert len(traced) == 2
+
+
+def test_every_bucket_gives_the_same(model):
+    prompt = list(range(5, 13))
+    want = uncached(model, prompt, 4)
+    for padding in (0, 25, 40):  # the other row decides on the bucket
+        rows = [prompt, [7] * (8 + padding)]
+        assert model.generate(rows, max_new_tokens=4, temperature=0.0, stop=[])[0] == want
 
 
 def test_sampling_is_reproducible_and_filters_hold(model):
-    sample = lambda **k: model.generate([ROWS[0]] * 4, max_new_tokens=5, stop=[], **k)  # noqa: E731
-    assert sample(temperature=1.5, seed=3) == sample(temperature=1.5, seed=3)
-    assert sample(temperature=1.5, seed=3) != sample(temperature=1.5, seed=4)
+    loose = dict(temperature=1.5, top_k=200, top_p=0.999, min_p=1e-6, seed=3)  # all in one plan, compiled once
+
+    def sample(**arguments):
+        return model.generate([ROWS[0]] * 4, max_new_tokens=5, stop=[], **{**loose, **arguments})
+
+    drawn = sample()
+    assert drawn == sample() != sample(seed=4)
+    assert len({tuple(row) for row in drawn}) > 1  # rows draw for themselves
     greedy = sample(temperature=0.0)
-    assert sample(temperature=1.5, top_k=1, seed=3) == greedy
-    assert sample(temperature=1.0, top_p=1e-6, seed=3) == greedy
-    assert sample(temperature=1.0, min_p=1.0, seed=3) == greedy
-    assert len({tuple(row) for row in sample(temperature=2.0, top_k=0, seed=5)}) > 1
+    assert sample(top_k=1) == sample(top_p=1e-6) == sample(min_p=1.0) == greedy != drawn
 
 
 def test_repetition_penalty_follows_its_formula(model):
     row, seen = list(ROWS[1]), []
     for _ in range(5):
-        logits = keras.ops.convert_to_numpy(model(np.array([row])))[0, -1]
+        logits = last_logits(model, row)
         ids = np.unique(row)
         logits[ids] = np.where(logits[ids] > 0, logits[ids] / 1.7, logits[ids] * 1.7)
         row.append(int(logits.argmax()))
@@ -143,6 +181,37 @@ def test_stop_strings(model):
     assert "".join(model.generate("the quick", stop=[stop], stream=True, **arguments)) == cut
 
 
+def test_a_batch_of_texts_streams_lists(model):
+    arguments = dict(max_new_tokens=6, temperature=0.0, stop=[])
+    prompts = ["the quick", "dog"]
+    pieces = list(model.generate(prompts, stream=True, **arguments))
+    assert all(isinstance(piece, list) and len(piece) == 2 for piece in pieces)
+    assert ["".join(row) for row in zip(*pieces, strict=True)] == model.generate(prompts, **arguments)
+    flat = model.tokenizer.encode("dog")
+    assert list(model.generate(flat, stream=True, **arguments)) == model.generate(flat, **arguments)[0]
+
+
+def test_a_stream_is_checked_at_once_and_computes_on_demand(model):
+    with pytest.raises(ValueError, match="temperature"):
+        model.generate([1], stream=True, temperature=-1.0)
+    stream = model.generate([1, 2], stream=True, max_new_tokens=100, temperature=0.0, stop=[])
+    assert [next(stream), next(stream)] == uncached(model, [1, 2], 2)
+    stream.close()
+
+
+def test_no_new_tokens(model):
+    assert model.generate([1], max_new_tokens=0) == [[]]
+    assert model.generate("dog", max_new_tokens=0) == ""
+    assert list(model.generate("dog", max_new_tokens=0, stream=True)) == []
+
+
+def test_beyond_the_context_it_warns_once():
+    fresh = QwenCausalLM(CONFIG, dtype="float32")
+    with pytest.warns(UserWarning, match="max_position_embeddings=128"):
+        assert len(fresh.generate([[1] * 120], max_new_tokens=10, temperature=0.0, stop=[])[0]) == 10
+    fresh.generate([[1] * 120], max_new_tokens=10, temperature=0.0, stop=[])
+
+
 def test_trained_weights_take_effect(model):
     fresh = QwenCausalLM(CONFIG, dtype="float32")
     arguments = dict(max_new_tokens=4, temperature=0.0, stop=[])
@@ -152,7 +221,7 @@ def test_trained_weights_take_effect(model):
     assert after == model.generate([ROWS[1]], **arguments) and after != before
 
 
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "mixed_float16"])
 def test_half_precision(model, dtype):
     half = QwenCausalLM(CONFIG, dtype=dtype)
     half.set_weights(model.get_weights())
@@ -163,8 +232,17 @@ def test_half_precision(model, dtype):
 def test_keras_hub_sampler(model):
     keras_hub = pytest.importorskip("keras_hub")
     greedy = model.generate(ROWS, max_new_tokens=4, temperature=0.0, stop=[])
-    sampler = keras_hub.samplers.GreedySampler()
-    assert model.generate(ROWS, max_new_tokens=4, sampler=sampler, stop=[]) == greedy
+    for sampler in (keras_hub.samplers.GreedySampler(), "greedy"):
+        assert model.generate(ROWS, max_new_tokens=4, sampler=sampler, stop=[]) == greedy
+    draws = [
+        model.generate([1, 2], max_new_tokens=4, sampler=keras_hub.samplers.RandomSampler(seed=s), stop=[])
+        for s in (1, 1, 2)
+    ]
+    assert draws[0] == draws[1] != draws[2]
+    with pytest.raises(ValueError, match="temperature, seed"):
+        model.generate([1], sampler="greedy", temperature=0.5, seed=1)
+    with pytest.raises(ValueError, match="keras_hub.samplers"):
+        model.generate([1], sampler=print)
 
 
 @pytest.mark.parametrize(

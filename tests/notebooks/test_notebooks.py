@@ -14,6 +14,7 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:zmq", "ignore::RuntimeWarning:zmq")
 def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", os.environ["KERAS_BACKEND"])
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")  # as in Jupyter: into the page
     notebook = nbformat.read(path, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "commit notebooks without outputs"
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()

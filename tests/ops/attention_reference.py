@@ -67,6 +67,16 @@ def _compiled(arguments):
 
         return run_jax
 
+    if keras.backend.backend() == "torch":
+        import torch
+
+        def run_torch(query, key, value, gradient, segment_ids, mask):
+            tensors = [x.detach().requires_grad_() for x in (query, key, value)]
+            output = call(*tensors, segment_ids, mask)
+            return output.detach(), *torch.autograd.grad(output, tensors, gradient)
+
+        return run_torch
+
     import tensorflow as tf
 
     @tf.function(autograph=False)

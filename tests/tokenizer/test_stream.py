@@ -74,3 +74,10 @@ def test_several_ids_at_once(tokenizer):
     assert StreamDecoder(tokenizer).push(ids) == "中文 é"
     assert StreamDecoder(tokenizer).push(np.array(ids, "int32")) == "中文 é"
     assert StreamDecoder(tokenizer).push(np.int32(tokenizer.token_to_id("a"))) == "a"
+
+
+def test_it_says_whether_bytes_are_waiting(tokenizer):
+    decoder = StreamDecoder(tokenizer)
+    ids = tokenizer.encode("\U0001f980")
+    assert len(ids) > 1 and not decoder.pending
+    assert [bool(decoder.push(i)) != decoder.pending for i in ids] == [True] * len(ids)
