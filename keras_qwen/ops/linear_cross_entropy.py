@@ -68,7 +68,7 @@ def linear_cross_entropy(
 
         loss_n = w * (logsumexp(h W) - (h W)[y]),    d loss_n / d(h W) = w * (softmax(h W) - onehot(y)).
 
-    A loop over chunks of tokens computes a chunk's logits, its loss, and at once the chunk's share of both gradients, so
+    A loop over chunks of tokens computes a chunk's logits, its loss, and at once its share of both gradients, so
     that the logits live for one step of the loop only and are never computed again: three products in all, as
     in the plain loss. The backward pass only multiplies by the cotangent of `loss_sum` (whatever it is: the scale of a
     `LossScaleOptimizer`, or 1 / weight_sum; nothing is multiplied if it is exactly 1).
@@ -148,7 +148,7 @@ def _check_shapes(hidden, kernel, labels, transposed):
         )
     if tuple(labels.shape) != tuple(hidden.shape[:-1]):
         raise ValueError(
-            f"labels {tuple(labels.shape)} must have the shape of hidden {tuple(hidden.shape)} without its last dimension."
+            f"labels {tuple(labels.shape)} must be hidden {tuple(hidden.shape)} without its last dimension."
         )
     if not keras.backend.is_int_dtype(labels.dtype):
         raise ValueError(f"labels must be integers, not {keras.backend.standardize_dtype(labels.dtype)}.")
@@ -192,4 +192,4 @@ def _batch_shards():
     if name is None:
         return 1
     mesh = distribution.device_mesh
-    return int(np.prod([size for size, axis in zip(mesh.shape, mesh.axis_names) if axis == name]))
+    return int(np.prod([size for size, axis in zip(mesh.shape, mesh.axis_names, strict=True) if axis == name]))
