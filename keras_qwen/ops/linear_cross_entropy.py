@@ -13,7 +13,7 @@ from keras import ops
 from keras_qwen.backend import concrete_value
 from keras_qwen.ops.linear_cross_entropy_loop import Plan, token_sums
 
-DEFAULT_MEMORY_BUDGET = 208 * 2**20
+DEFAULT_MEMORY_BUDGET = 128 * 2**20
 PIECE_BYTES = 16 * 2**20
 
 _BACKEND = importlib.import_module(f"keras_qwen.ops.linear_cross_entropy_{keras.backend.backend()}")
@@ -108,7 +108,7 @@ def linear_cross_entropy(
     hidden_size, vocab = _check_shapes(hidden, kernel, labels, transposed)
     _check_labels(labels, vocab)
     weights = ops.ones_like(labels, "float32") if weights is None else ops.cast(weights, "float32")
-    if tuple(weights.shape) != tuple(labels.shape):
+    if not _agree(weights.shape, labels.shape):
         raise ValueError(f"weights {tuple(weights.shape)} must have the shape of labels {tuple(labels.shape)}.")
 
     hidden, labels, weights = (
@@ -146,13 +146,18 @@ def _check_shapes(hidden, kernel, labels, transposed):
             f"hidden {tuple(hidden.shape)} must end in the hidden size {hidden_size} of kernel {tuple(kernel.shape)}, "
             f"read as {form} because transposed={transposed}."
         )
-    if tuple(labels.shape) != tuple(hidden.shape[:-1]):
+    if not _agree(labels.shape, hidden.shape[:-1]):
         raise ValueError(
             f"labels {tuple(labels.shape)} must be hidden {tuple(hidden.shape)} without its last dimension."
         )
     if not keras.backend.is_int_dtype(labels.dtype):
         raise ValueError(f"labels must be integers, not {keras.backend.standardize_dtype(labels.dtype)}.")
     return hidden_size, vocab
+
+
+def _agree(a, b):
+    """Whether two shapes are one, as far as they are known."""
+    return len(a) == len(b) and all(m == n or m is None or n is None for m, n in zip(a, b, strict=True))
 
 
 def _check_labels(labels, vocab):

@@ -123,7 +123,9 @@ def _scale(total, scale, axis):
     steps = jnp.where(scale == 1.0, 0, pieces)
 
     def step(index, total):
-        value = lax.dynamic_index_in_dim(total, index, axis) * scale
-        return index + 1, lax.dynamic_update_index_in_dim(total, value, index, axis)
+        start = [index if i == axis else 0 for i in range(3)]
+        shape = [1 if i == axis else size for i, size in enumerate(total.shape)]
+        value = lax.dynamic_slice(total, start, shape, allow_negative_indices=False) * scale
+        return index + 1, lax.dynamic_update_slice(total, value, start, allow_negative_indices=False)
 
     return while_loop(lambda index, _: index < steps, step, (jnp.int32(0), total))[1]

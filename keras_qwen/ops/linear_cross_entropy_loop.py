@@ -60,7 +60,7 @@ def token_sums(backend, plan, hidden, kernel, labels, weights):
     hidden_chunks = ops.reshape(ops.take(hidden, order, axis=0), (chunks, chunk_size, hidden_size))
     label_chunks = ops.reshape(ops.take(labels, order), (chunks, chunk_size))
     weight_chunks = ops.reshape(ops.where(filled, ops.take(weights, order), 0.0), (chunks, chunk_size))
-    head = _Head(backend, plan, ops.cast(kernel, hidden.dtype))
+    head = _Head(backend, plan, kernel, hidden.dtype)
 
     def step(index, loss_sum, correct_sum, *state):
         chunk = hidden_chunks[index], label_chunks[index], weight_chunks[index]
@@ -73,7 +73,7 @@ def token_sums(backend, plan, hidden, kernel, labels, weights):
         hidden_gradient = backend.put(state[1], index, ops.cast(share, hidden.dtype))
         return index + 1, loss_sum, correct_sum, powers, hidden_gradient, *kernel_gradient
 
-    state = [ops.zeros((), "int32"), ops.zeros(()), ops.zeros(())]
+    state = [ops.zeros((), "int32"), ops.zeros((), "float32"), ops.zeros((), "float32")]
     if plan.gradients:
         state.append(backend.zeros((plan.pieces, chunk_size, head.width), "float32"))
         state.append(backend.zeros((chunks, chunk_size, hidden_size), hidden.dtype))
@@ -89,10 +89,12 @@ def token_sums(backend, plan, hidden, kernel, labels, weights):
 class _Head:
     """One chunk of tokens against the kernel, one piece of the vocabulary after the other."""
 
-    def __init__(self, backend, plan, kernel):
+    def __init__(self, backend, plan, kernel, dtype):
         self.backend = backend
         self.plan = plan
-        self.kernel = kernel
+        self.dtype = dtype
+        # Pieces are cast one by one, so that no copy of the kernel is made for it.
+        self.kernel = ops.cast(kernel, dtype) if plan.pieces == 1 else kernel
         self.hidden_size, vocab = kernel.shape[::-1] if plan.transposed else kernel.shape
         self.width = vocab // plan.pieces
 
@@ -119,7 +121,7 @@ class _Head:
                 stored = backend.put(stored[0], index, powers), backend.put(stored[1], index, new)
             return new, total, of_label, correct, *stored
 
-        zero = ops.zeros((tokens, 1))
+        zero = ops.zeros((tokens, 1), "float32")
         state = [zero - float("inf"), zero, zero, ops.zeros((tokens,), "bool")]
         if self.plan.gradients:
             state += [powers, backend.zeros((self.plan.pieces, tokens, 1), "float32")]
@@ -136,7 +138,7 @@ class _Head:
         def piece(index, hidden_gradient, *kernel_gradient):
             slopes = powers[index] * (weights * ops.exp(log_shares[index]))
             slopes = backend.subtract_at(slopes, labels - index * self.width, weights)
-            slopes = ops.cast(slopes, states.dtype)
+            slopes = ops.cast(slopes, self.dtype)
             hidden_gradient += backend.product(slopes, self._piece(index), transpose_b=not transposed)
             if kernel_gradient:
                 left, right = (slopes, states) if transposed else (states, slopes)
@@ -150,8 +152,10 @@ class _Head:
         if self.plan.pieces == 1:
             return self.kernel
         if self.plan.transposed:
-            return ops.slice(self.kernel, (index * self.width, 0), (self.width, self.hidden_size))
-        return ops.slice(self.kernel, (0, index * self.width), (self.hidden_size, self.width))
+            piece = ops.slice(self.kernel, (index * self.width, 0), (self.width, self.hidden_size))
+        else:
+            piece = ops.slice(self.kernel, (0, index * self.width), (self.hidden_size, self.width))
+        return ops.cast(piece, self.dtype)
 
     def _for_each_piece(self, piece, state):
         if self.plan.pieces == 1:

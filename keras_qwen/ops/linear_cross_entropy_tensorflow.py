@@ -77,22 +77,22 @@ def differentiable_sums(sums, plan, hidden, kernel, labels, weights):
     if not plan.gradients:
         return sums(plan, hidden, kernel, labels, weights)[:2]
 
+    constants = [tf.stop_gradient(x) for x in (hidden, kernel, labels, weights)]
+
     @tf.custom_gradient
-    def run(hidden, kernel):
-        # Nothing in here is to be differentiated.
-        hidden, kernel = tf.stop_gradient(hidden), tf.stop_gradient(kernel)
-        loss_sum, correct_sum, hidden_gradient, kernel_gradient = sums(plan, hidden, kernel, labels, weights)
+    def run(*trained):
+        loss_sum, correct_sum, hidden_gradient, kernel_gradient = sums(plan, *constants)
 
         def backward(scale, _):
-            if not plan.kernel_gradient:
-                return hidden_gradient * tf.cast(scale, hidden.dtype), None
-            scaled = _scale(kernel_gradient, scale, axis=0 if plan.transposed else 1)
-            scaled = tf.cast(tf.reshape(scaled, kernel.shape), kernel.dtype)
-            return hidden_gradient * tf.cast(scale, hidden.dtype), scaled
+            gradients = [hidden_gradient * tf.cast(scale, hidden.dtype)]
+            if plan.kernel_gradient:
+                scaled = _scale(kernel_gradient, scale, axis=0 if plan.transposed else 1)
+                gradients.append(tf.cast(tf.reshape(scaled, kernel.shape), kernel.dtype))
+            return gradients
 
         return (loss_sum, correct_sum), backward
 
-    return run(hidden, kernel if plan.kernel_gradient else tf.stop_gradient(kernel))
+    return run(hidden, kernel) if plan.kernel_gradient else run(hidden)
 
 
 def _scale(total, scale, axis):
