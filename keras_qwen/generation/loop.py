@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_qwen.generation.cache import bucket, decoding_masks, left_padded
 from keras_qwen.generation.sampling import Plan, choose
+from keras_qwen.ops.attention_backend import backend_module
 
 
 class Decoder:
@@ -31,7 +32,10 @@ class Decoder:
         self._steps = steps.Steps(weights, self._prefill, self._decode)
 
     def tokens(self, rows, settings, sampler=None):
-        """Generates token by token; nothing is computed for a token that nobody asks for.
+        """Generates token by token.
+
+        Where no stop can come, and on accelerators, the next token is under way before one is given out; elsewhere
+        nothing is computed that nobody asks for.
 
         Args:
             rows: the prompts, lists of ids.
@@ -49,29 +53,39 @@ class Decoder:
         starts = length - segment_ids.sum(axis=1, dtype="int32")
         plan = Plan.of(settings, self.config.vocab_size, logits=sampler is not None)
         numbers = _Numbers(settings)
-        seen = _seen(rows, self.config.vocab_size) if plan.penalty else None
         shape = (len(rows), self.config.num_key_value_heads, bucket(last), self.config.head_dim)
         session = self._steps.session(shape, self._cache_dtype, self.config.num_hidden_layers, plan)
-        chosen = session.prefill(token_ids, segment_ids, seen, numbers.next())
-        for index in range(length, last + 1):
-            token = chosen if sampler is None else _sampled(sampler, chosen)
-            values = ops.convert_to_numpy(token)
-            yield values
-            if index == last:
-                return
-            if seen is not None:
-                seen[np.arange(len(rows)), values] = True
-            chosen = session.decode(token, np.int32(index), starts, seen, numbers.next())
+        seen = _seen(rows, self.config.vocab_size) if plan.penalty else None
 
-    def _prefill(self, cache, token_ids, segment_ids, seen, numbers, plan):
+        def following(token, index):
+            return _sampled(sampler, session.decode(token, np.int32(index), starts, numbers.next()))
+
+        ahead = not (settings.stop_ids or settings.stop_strings) or backend_module().device() != "cpu"
+        token = _sampled(sampler, session.prefill(token_ids, segment_ids, seen, numbers.next()))
+        for index in range(length, last):
+            if ahead:
+                given, token = token, following(token, index)
+                yield ops.convert_to_numpy(given)
+            else:
+                yield ops.convert_to_numpy(token)
+                token = following(token, index)
+        yield ops.convert_to_numpy(token)
+
+    # What stays on the device from one to the next is `state`: the cache, and which tokens were seen or None.
+
+    def _prefill(self, state, token_ids, segment_ids, seen, numbers, plan):
+        cache, _ = state
         positions = ops.maximum(ops.cumsum(segment_ids, axis=1) - 1, 0)
         hidden, cache = self._call_with_cache(token_ids, positions, cache, 0, None, segment_ids)
-        return choose(self._head(hidden[:, -1:])[:, 0], seen, numbers, plan), cache
+        return choose(self._head(hidden[:, -1:])[:, 0], seen, numbers, plan), (cache, seen)
 
-    def _decode(self, cache, token, index, starts, seen, numbers, plan):
+    def _decode(self, state, token, index, starts, numbers, plan):
+        cache, seen = state
+        if seen is not None:
+            seen = ops.logical_or(seen, ops.one_hot(token, self.config.vocab_size, dtype="bool"))
         masks = decoding_masks(self.config, starts, index, capacity=cache[0][0].shape[2])
         hidden, cache = self._call_with_cache(token[:, None], (index - starts)[:, None], cache, index, masks)
-        return choose(self._head(hidden)[:, 0], seen, numbers, plan), cache
+        return choose(self._head(hidden)[:, 0], seen, numbers, plan), (cache, seen)
 
 
 class _Numbers:
@@ -102,5 +116,8 @@ def _seen(rows, vocab_size):
     return seen
 
 
-def _sampled(sampler, logits):
-    return ops.cast(sampler.get_next_token(sampler.compute_probabilities(logits)), "int32")
+def _sampled(sampler, chosen):
+    """The token, of the logits if a sampler chooses it."""
+    if sampler is None:
+        return chosen
+    return ops.cast(sampler.get_next_token(sampler.compute_probabilities(chosen)), "int32")

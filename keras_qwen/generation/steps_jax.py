@@ -1,4 +1,4 @@
-"""The compiled functions on JAX: the weights are arguments, and the cache's memory is used again."""
+"""The compiled functions on JAX: the weights are arguments, and the memory of the state is used again."""
 
 import jax
 import keras
@@ -18,21 +18,22 @@ class Steps:
 
     def session(self, shape, dtype, layers, plan):
         """A `Session` with an empty cache: for each layer keys and values of a shape."""
-        return Session(self, [tuple(jax.numpy.zeros(shape, dtype) for _ in range(2)) for _ in range(layers)], plan)
+        cache = [tuple(jax.numpy.zeros(shape, dtype) for _ in range(2)) for _ in range(layers)]
+        return Session(self, cache, plan)
 
     def _compiled(self, function):
-        def pure(values, cache, *arguments, plan):
+        def pure(values, state, *arguments, plan):
             with keras.StatelessScope(state_mapping=list(zip(self.weights(), values, strict=True))):
-                return function(cache, *arguments, plan)
+                return function(state, *arguments, plan)
 
         return jax.jit(pure, static_argnames="plan", donate_argnums=1)
 
 
 class Session:
-    """One run of decoding, with its cache."""
+    """One run of decoding, with its state."""
 
     def __init__(self, steps, cache, plan):
-        self._steps, self._cache, self._plan = steps, cache, plan
+        self._steps, self._state, self._plan = steps, (cache, None), plan
         self._variables = steps.weights()
 
     def prefill(self, *arguments):
@@ -43,5 +44,5 @@ class Session:
 
     def _call(self, function, arguments):
         values = [variable.value for variable in self._variables]
-        chosen, self._cache = function(values, self._cache, *arguments, plan=self._plan)
+        chosen, self._state = function(values, self._state, *arguments, plan=self._plan)
         return chosen

@@ -5,6 +5,10 @@ On a CPU they run operation by operation, which is faster there than XLA's code 
 
 import tensorflow as tf
 
+_ON_GPU = bool(tf.config.list_physical_devices("GPU"))
+# One row leaves nothing to do side by side; handing operations from thread to thread costs more than they do.
+_EXECUTOR = None if _ON_GPU else "SINGLE_THREADED_EXECUTOR"
+
 
 class Steps:
     """The two functions of decoding, compiled once for each shape and plan.
@@ -26,20 +30,20 @@ class Steps:
         variables = tuple(id(variable) for variable in self._weights())
         return Session(self, cache, plan, (tuple(shape), plan, variables))
 
-    def compiled(self, name, key, cache, arguments, plan):
+    def compiled(self, name, key, state, arguments, plan):
         """The graph of a function for arguments of these shapes."""
         key = (name, tuple(arguments[0].shape), *key)
         if key not in self._compiled:
             graph = _graph(self._functions[name], plan)
-            self._compiled[key] = graph.get_concrete_function(cache, *arguments)
+            self._compiled[key] = graph.get_concrete_function(*state, *arguments)
         return self._compiled[key]
 
 
 class Session:
-    """One run of decoding, with its cache."""
+    """One run of decoding, with its state."""
 
     def __init__(self, steps, cache, plan, key):
-        self._steps, self._cache, self._plan, self._key = steps, cache, plan, key
+        self._steps, self._state, self._plan, self._key = steps, (cache, None), plan, key
 
     def prefill(self, *arguments):
         return self._call("prefill", arguments)
@@ -49,14 +53,18 @@ class Session:
 
     def _call(self, name, arguments):
         arguments = [tf.nest.map_structure(_tensor, argument) for argument in arguments]
-        return self._steps.compiled(name, self._key, self._cache, arguments, self._plan)(self._cache, *arguments)
+        graph = self._steps.compiled(name, self._key, self._state, arguments, self._plan)
+        with tf.experimental.function_executor_type(_EXECUTOR):
+            chosen, seen = graph(*self._state, *arguments)
+        self._state = self._state[0], seen
+        return chosen
 
 
 def _graph(function, plan):
-    @tf.function(jit_compile=bool(tf.config.list_logical_devices("GPU")), autograph=False)
-    def run(cache, *arguments):
-        chosen, _ = function(cache, *arguments, plan)  # a returned variable would be read, and copied
-        return chosen
+    @tf.function(jit_compile=_ON_GPU, autograph=False)
+    def run(cache, seen, *arguments):
+        chosen, (_, seen) = function((cache, seen), *arguments, plan)
+        return chosen, seen  # but not the cache: returned variables would be read, and copied when they change
 
     return run
 

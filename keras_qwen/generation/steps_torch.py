@@ -17,14 +17,15 @@ class Steps:
 
     def session(self, shape, dtype, layers, plan):
         """A `Session` with an empty cache: for each layer keys and values of a shape."""
-        return Session(self, [tuple(ops.zeros(shape, dtype) for _ in range(2)) for _ in range(layers)], plan)
+        cache = [tuple(ops.zeros(shape, dtype) for _ in range(2)) for _ in range(layers)]
+        return Session(self, cache, plan)
 
 
 class Session:
-    """One run of decoding, with its cache."""
+    """One run of decoding, with its state."""
 
     def __init__(self, steps, cache, plan):
-        self._steps, self._cache, self._plan = steps, cache, plan
+        self._steps, self._state, self._plan = steps, (cache, None), plan
 
     def prefill(self, *arguments):
         return self._call(self._steps.prefill, arguments)
@@ -35,7 +36,7 @@ class Session:
     def _call(self, function, arguments):
         arguments = [tree.map_structure(_tensor, argument) for argument in arguments]
         with torch.no_grad():
-            chosen, self._cache = function(self._cache, *arguments, self._plan)
+            chosen, self._state = function(self._state, *arguments, self._plan)
         return chosen
 
 

@@ -7,6 +7,7 @@ import keras
 from keras_qwen.generation import Generator, read_generation_config, read_tokenizer
 from keras_qwen.models.backbone import QwenBackbone
 from keras_qwen.models.base import QwenModel
+from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.ops.linear_cross_entropy import linear_cross_entropy
 from keras_qwen.ops.row_matmul import row_matmul
 from keras_qwen.training.step import TokenStep
@@ -206,7 +207,7 @@ class QwenCausalLM(QwenModel):
         kernel, transposed = self.head_kernel()
         return row_matmul(hidden, keras.ops.cast(kernel, hidden.dtype), transposed)
 
-    def compile(self, optimizer="adamw", loss=None, *, micro_batch_size=None, **kwargs):
+    def compile(self, optimizer="adamw", loss=None, *, micro_batch_size=None, jit_compile="auto", **kwargs):
         """Configures training.
 
         Args:
@@ -216,6 +217,8 @@ class QwenCausalLM(QwenModel):
                 loss gets ordinary logits (batch, length, vocab_size).
             micro_batch_size: rows that are computed at once. A batch is split, gradients are added up, and there is one
                 update a batch: memory follows the micro-batch, the result does not change.
+            jit_compile: as in Keras, but `"auto"` leaves TensorFlow's graph as it is on a CPU: there a step of it needs
+                less time and memory than XLA's, and seconds instead of minutes to start.
             **kwargs: of `keras.Model.compile`.
 
         Raises:
@@ -232,7 +235,8 @@ class QwenCausalLM(QwenModel):
             if micro_batch_size is not None:
                 raise ValueError("micro_batch_size works with the memory-saving loss only: leave out loss.")
             self._step = None
-        super().compile(optimizer=optimizer, loss=loss, **kwargs)
+        self._asked_jit_compile = jit_compile
+        super().compile(optimizer=optimizer, loss=loss, jit_compile=_jit(jit_compile), **kwargs)
         self._check_optimizer(micro_batch_size)
 
     def _check_optimizer(self, micro_batch_size):
@@ -256,7 +260,9 @@ class QwenCausalLM(QwenModel):
 
     def get_compile_config(self):
         config = super().get_compile_config()
-        return config and {**config, "micro_batch_size": self.micro_batch_size}
+        if not config:
+            return config
+        return {**config, "micro_batch_size": self.micro_batch_size, "jit_compile": self._asked_jit_compile}
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -275,3 +281,10 @@ class QwenCausalLM(QwenModel):
         if self._step is None:
             return super().test_step(*args)
         return self._step.backend.test_step(self._step, self, *args)
+
+
+def _jit(jit_compile):
+    """Keras's `jit_compile`, with what `"auto"` means here."""
+    if jit_compile == "auto" and keras.backend.backend() == "tensorflow" and backend_module().device() == "cpu":
+        return False
+    return jit_compile

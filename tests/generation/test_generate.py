@@ -66,9 +66,9 @@ def traced(monkeypatch):
     for name in ("_prefill", "_decode"):
         original = getattr(loop.Decoder, name)
 
-        def spy(self, cache, tokens, *rest, original=original, name=name):
-            found.append((name, tuple(tokens.shape), cache[0][0].shape[2]))
-            return original(self, cache, tokens, *rest)
+        def spy(self, state, tokens, *rest, original=original, name=name):
+            found.append((name, tuple(tokens.shape), state[0][0][0].shape[2]))
+            return original(self, state, tokens, *rest)
 
         monkeypatch.setattr(loop.Decoder, name, spy)
     return found
