@@ -33,3 +33,44 @@ def set_initializer(variable, initializer):
 def loss_tracker(model):
     """The running mean that `fit` and `evaluate` report as "loss"."""
     return model._loss_tracker
+
+
+class OwnUpdate(keras.optimizers.AdamW):
+    """AdamW as a base for optimizers whose `update_step` may decay the weights itself, in the same pass."""
+
+    decays_in_update = False
+
+    def _apply_weight_decay(self, variables):
+        if not self.decays_in_update:
+            super()._apply_weight_decay(variables)
+
+
+@contextlib.contextmanager
+def replaced_update(optimizer, update_step):
+    """Inside, Keras's Adam or AdamW calls `update_step(gradient, variable, learning_rate)`, which decays weights, too.
+
+    Everything else stays Keras's: clipping, averaging of weights, the counter of steps.
+    """
+    optimizer.update_step, optimizer._apply_weight_decay = update_step, lambda variables: None
+    try:
+        yield
+    finally:
+        del optimizer.update_step, optimizer._apply_weight_decay
+
+
+def adam_moments(optimizer, variable):
+    """Keras's Adam's state of a variable: its first and second moment."""
+    index = optimizer._get_variable_index(variable)
+    return optimizer._momentums[index], optimizer._velocities[index]
+
+
+def variable_index(optimizer, variable):
+    """Number of a variable in the list the optimizer was built with."""
+    return optimizer._get_variable_index(variable)
+
+
+def weight_decay(optimizer, variable):
+    """The decay that Keras's optimizer applies to a variable, 0.0 for none."""
+    if optimizer.weight_decay is None or not optimizer._use_weight_decay(variable):
+        return 0.0
+    return optimizer.weight_decay

@@ -1,9 +1,12 @@
 """TokenEmbedding: token ids to vectors, and back to logits where the head is tied."""
 
+import contextlib
+import types
+
 import keras
 from keras import ops
 
-from keras_qwen.ops.embedding_lookup import embedding_lookup
+from keras_qwen.ops.embedding_lookup import embedding_lookup, shared_embedding
 from keras_qwen.ops.row_matmul import row_matmul
 
 
@@ -37,6 +40,7 @@ class TokenEmbedding(keras.layers.Layer):
         self.hidden_size = hidden_size
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.supports_masking = True
+        self._shared = None
 
     def build(self, input_shape=None):
         self.embeddings = self.add_weight(
@@ -49,7 +53,24 @@ class TokenEmbedding(keras.layers.Layer):
     def call(self, inputs, reverse=False):
         if reverse:
             return row_matmul(inputs, ops.cast(self.embeddings, self.compute_dtype), transposed=True)
-        return ops.cast(embedding_lookup(self.embeddings, inputs), self.compute_dtype)
+        if self._shared is None:
+            vectors = embedding_lookup(self.embeddings, inputs)
+        else:
+            vectors, self._shared.table = shared_embedding(self.embeddings, inputs)
+        return ops.cast(vectors, self.compute_dtype)
+
+    @contextlib.contextmanager
+    def sharing(self):
+        """Gives an object whose `table` the next call of the layer sets.
+
+        A tied head that takes this matrix instead of `embeddings` shares one array of gradients with the lookup; see
+        `keras_qwen.ops.embedding_lookup.shared_embedding`.
+        """
+        self._shared = types.SimpleNamespace(table=None)
+        try:
+            yield self._shared
+        finally:
+            self._shared = None
 
     def compute_output_spec(self, inputs, reverse=False):
         if reverse:

@@ -1,5 +1,6 @@
 """QwenCausalLM: a Qwen language model that trains under `fit`, generates, and is saved in Hugging Face's form."""
 
+import contextlib
 import warnings
 
 import keras
@@ -82,11 +83,12 @@ class QwenCausalLM(QwenModel):
         Returns:
             `keras_qwen.ops.linear_cross_entropy`'s `TokenLoss`.
         """
-        hidden = self.backbone(inputs, training=training)
         kernel, transposed = self.head_kernel()
+        with self.backbone.embed_tokens.sharing() if transposed else contextlib.nullcontext() as shared:
+            hidden = self.backbone(inputs, training=training)
         return linear_cross_entropy(
             hidden,
-            kernel,
+            shared.table if transposed else kernel,
             labels,
             weights,
             transposed=transposed,
@@ -268,9 +270,15 @@ class QwenCausalLM(QwenModel):
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
+    def fit(self, *args, **kwargs):
+        # TensorFlow traces a step that makes variables twice.
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+        return super().fit(*args, **kwargs)
+
     @property
     def metrics(self):
-        return super().metrics + ([self._step.token_accuracy] if self._step is not None else [])
+        return super().metrics + (self._step.metrics if self._step is not None else [])
 
     def train_step(self, *args):
         if self._step is None:

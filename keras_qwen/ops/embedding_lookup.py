@@ -26,7 +26,7 @@ def embedding_lookup(table, ids):
         >>> embedding_lookup(keras.ops.eye(3), [[2, 0]]).shape
         (1, 2, 3)
     """
-    return shared_embedding(table, ids)[0]
+    return _lookup(table, ids, connected=False)[0]
 
 
 def shared_embedding(table, ids):
@@ -34,7 +34,8 @@ def shared_embedding(table, ids):
 
     A tied table has two gradients, the head's and the lookup's, which are commonly two arrays of its size and their
     sum a third. A head that takes the table this function returns hands its gradient back through here, and the
-    lookup's rows are added into that array.
+    lookup's rows are added into that array. So the table returned must have one use that is differentiated, whose
+    gradient is an array of its own; that of a linear layer or `linear_cross_entropy` is.
 
     Args:
         table: (vocab, hidden_size).
@@ -50,6 +51,10 @@ def shared_embedding(table, ids):
         >>> vectors, table = shared_embedding(embeddings, token_ids)
         >>> linear_cross_entropy(decoder(vectors), table, labels, transposed=True).loss
     """
+    return _lookup(table, ids, connected=True)
+
+
+def _lookup(table, ids, connected):
     table, ids = ops.convert_to_tensor(table), ops.convert_to_tensor(ids)
     if len(table.shape) != 2:
         raise ValueError(f"table must have the shape (vocab, hidden_size), not {tuple(table.shape)}.")
@@ -58,4 +63,4 @@ def shared_embedding(table, ids):
     backend = keras.backend.backend()
     if backend == "torch":  # its gradient is dense, and accumulated in place, as it is
         return ops.take(table, ids, axis=0), table
-    return importlib.import_module(f"keras_qwen.ops.embedding_lookup_{backend}").shared_embedding(table, ids)
+    return importlib.import_module(f"keras_qwen.ops.embedding_lookup_{backend}").shared_embedding(table, ids, connected)

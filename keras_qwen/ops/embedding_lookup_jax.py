@@ -4,14 +4,18 @@ import jax
 import jax.numpy as jnp
 
 
+def shared_embedding(table, ids, connected):
+    """(rows of table, table); see `keras_qwen.ops.embedding_lookup`. Whether the table has a use JAX sees itself."""
+    return _lookup(table, ids)
+
+
 @jax.custom_vjp
-def shared_embedding(table, ids):
-    """(rows of table, table); see `keras_qwen.ops.embedding_lookup`."""
+def _lookup(table, ids):
     return jnp.take(table, ids, axis=0), table
 
 
 def _forward(table, ids):
-    return shared_embedding(table, ids), ids
+    return _lookup(table, ids), ids
 
 
 def _backward(ids, gradients):
@@ -19,4 +23,4 @@ def _backward(ids, gradients):
     return table.astype(jnp.float32).at[ids].add(rows.astype(jnp.float32)).astype(table.dtype), None
 
 
-shared_embedding.defvjp(_forward, _backward)
+_lookup.defvjp(_forward, _backward)

@@ -2,18 +2,30 @@
 
 import tensorflow as tf
 
+from keras_qwen.ops.linear_cross_entropy_tensorflow import in_xla
 
-def shared_embedding(table, ids):
+
+def shared_embedding(table, ids, connected):
     """(rows of table, table); see `keras_qwen.ops.embedding_lookup`."""
     table = tf.convert_to_tensor(table)  # a variable would have to be a second argument of the gradient
 
     @tf.custom_gradient
     def run(table):
         def backward(rows, shared):
-            # The scatter takes the memory of an argument that nothing else needs.
-            total = tf.tensor_scatter_nd_add(tf.cast(shared, "float32"), ids[..., None], tf.cast(rows, "float32"))
+            indices, rows = tf.reshape(ids, (-1,)), tf.cast(tf.reshape(rows, (-1, table.shape[1])), "float32")
+            if in_xla():
+                total = tf.tensor_scatter_nd_add(tf.cast(shared, "float32"), indices[:, None], rows)
+            else:
+                # A scatter would copy the table's gradient. Nothing else reads it: it is the head's own, or new.
+                total = tf.cast(shared, "float32") if connected else _zeros(table.shape)
+                total = tf.raw_ops.InplaceAdd(x=total, i=tf.cast(indices, "int32"), v=rows)
             return tf.cast(total, table.dtype)
 
         return (tf.gather(table, ids), table), backward
 
     return run(table)
+
+
+def _zeros(shape):
+    # A constant would keep what is added to it until the next step.
+    return tf.raw_ops.Empty(shape=shape, dtype="float32", init=True)

@@ -22,13 +22,13 @@ def product(a, b, transpose_a=False, transpose_b=False):
 
 def zeros(shape, dtype):
     # Never a constant of the graph, which `add` would change for all later steps.
-    return tf.zeros(shape, dtype) if _in_xla() else tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
+    return tf.zeros(shape, dtype) if in_xla() else tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
 
 
 def put(total, index, value):
     if total.shape[0] == 1:
         return value[None]
-    if _in_xla():
+    if in_xla():
         return ops.slice_update(total, (index, 0, 0), value[None])
     return tf.raw_ops.InplaceUpdate(x=total, i=index[None], v=value[None])
 
@@ -37,7 +37,7 @@ def add(total, index, value, axis):
     pieces = total.shape[axis]
     if pieces == 1:
         return total + tf.expand_dims(value, axis)
-    if _in_xla():
+    if in_xla():
         start = (index, 0, 0) if axis == 0 else (0, index, 0)
         value = tf.expand_dims(value, axis)
         return ops.slice_update(total, start, value + tf.slice(total, start, value.shape))
@@ -62,7 +62,8 @@ def materialize(x):
     return x
 
 
-def _in_xla():
+def in_xla():
+    """Whether what is traced now is going to be compiled by XLA."""
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
@@ -97,8 +98,10 @@ def differentiable_sums(sums, plan, hidden, kernel, labels, weights):
 
 def _scale(total, scale, axis):
     """`total * scale` in the memory of total, which a product takes over by itself outside of XLA."""
+    if tf.get_static_value(scale) == 1.0:
+        return total
     pieces = total.shape[axis]
-    if pieces == 1 or not _in_xla():
+    if pieces == 1 or not in_xla():
         return total * scale
     shape = [1 if i == axis else size for i, size in enumerate(total.shape)]
 

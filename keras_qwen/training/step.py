@@ -29,6 +29,8 @@ class TokenStep:
         self.token_loss = token_loss
         self.micro_batch_size = size
         self.token_accuracy = keras.metrics.Mean(name="token_accuracy")
+        self.gradient_norm = Latest(name="gradient_norm")
+        self.loss_scale = Latest(name="loss_scale")
         self.backend = importlib.import_module(f"keras_qwen.training.step_{keras.backend.backend()}")
         self._largest_batch = 0
 
@@ -74,15 +76,61 @@ class TokenStep:
 
         return keras.tree.map_structure(split, tensors)
 
-    def loss_factor(self, model, weight_sum):
-        """What the sum of losses is multiplied by: 1 / weight_sum, times the optimizer's loss scale."""
-        return model.optimizer.scale_loss(reciprocal(weight_sum))
+    def loss_scale_of(self, optimizer):
+        """What an optimizer wants the loss multiplied by, float32; 1 unless it scales losses."""
+        return ops.cast(optimizer.scale_loss(1.0), "float32")
 
-    def report(self, model, sums: TokenLoss):
-        """Adds a batch to the running means, weighted by its tokens, and returns `logs`."""
+    def scaled(self, optimizer, batch):
+        """A batch with its weights divided by their sum and multiplied by the loss scale.
+
+        The sum of its losses is then what has to be differentiated: nothing of the gradients' size is multiplied
+        afterwards, and in half precision the small numbers are large enough from the start.
+        """
+        inputs, labels, weights = batch
+        return inputs, labels, weights * (reciprocal(ops.sum(weights)) * self.loss_scale_of(optimizer))
+
+    def unscaled(self, optimizer, sums: TokenLoss, weight_sum):
+        """The sums of a batch from those of its `scaled` form."""
+        factor = weight_sum / self.loss_scale_of(optimizer)
+        return TokenLoss(sums.loss_sum * factor, sums.correct_sum * factor, weight_sum)
+
+    @property
+    def metrics(self):
+        """What `logs` hold besides the loss."""
+        return [self.token_accuracy, self.gradient_norm, self.loss_scale]
+
+    def report(self, model, sums: TokenLoss, gradients=None):
+        """Adds a batch to the running means, weighted by its tokens, and returns `logs`.
+
+        Args:
+            gradients: in training, those of the loss times the optimizer's loss scale, before they are clipped. `logs`
+                then have the `gradient_norm` of this step, and its `loss_scale` if there is one that changes.
+        """
         loss_tracker(model).update_state(sums.loss, sample_weight=sums.weight_sum)
         self.token_accuracy.update_state(sums.accuracy, sample_weight=sums.weight_sum)
-        return model.get_metrics_result()
+        if gradients is None:
+            unknown = {self.gradient_norm.name, self.loss_scale.name}
+        else:
+            squares = [self.backend.sum_of_squares(g) for g in gradients if g is not None]
+            scale = self.loss_scale_of(model.optimizer)
+            self.gradient_norm.update_state(ops.sqrt(sum(squares)) / scale)
+            self.loss_scale.update_state(scale)
+            unknown = set() if hasattr(model.optimizer, "dynamic_scale") else {self.loss_scale.name}
+        return {name: value for name, value in model.get_metrics_result().items() if name not in unknown}
+
+
+class Latest(keras.metrics.Metric):
+    """The number given last."""
+
+    def __init__(self, name, **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.latest = self.add_variable((), initializer="zeros", name="latest")
+
+    def update_state(self, value, sample_weight=None):
+        self.latest.assign(value)
+
+    def result(self):
+        return self.latest.value
 
 
 def add(a: TokenLoss, b: TokenLoss) -> TokenLoss:

@@ -8,15 +8,16 @@ from keras_qwen.training.step import add, zero_sums
 
 def train_step(step, model, state, data):
     trainable, non_trainable, optimizer, metrics = state
-    inputs, labels, weights = batch = step.batch(model, data)
+    batch = step.batch(model, data)
+    weight_sum = batch[2].sum()
     with keras.StatelessScope(state_mapping=list(zip(model.optimizer.variables, optimizer, strict=True))):
-        factor = step.loss_factor(model, weights.sum())
+        batch = step.scaled(model.optimizer, batch)
 
-    def scaled_loss(trainable, non_trainable, batch):
+    def loss(trainable, non_trainable, batch):
         sums, non_trainable = _sums(step, model, trainable, non_trainable, batch, training=True)
-        return sums.loss_sum * factor, (sums, non_trainable)
+        return sums.loss_sum, (sums, non_trainable)
 
-    gradient = jax.grad(scaled_loss, has_aux=True)
+    gradient = jax.grad(loss, has_aux=True)
     micro = step.micro_batches(batch, training=True)
     if micro is None:
         gradients, (sums, non_trainable) = gradient(trainable, non_trainable, batch)
@@ -31,8 +32,8 @@ def train_step(step, model, state, data):
         zeros = jax.tree.map(lambda v: jax.numpy.zeros(v.shape, "float32"), trainable)
         (gradients, sums, non_trainable), _ = jax.lax.scan(accumulate, (zeros, zero_sums(), non_trainable), micro)
         gradients = jax.tree.map(lambda g, v: g.astype(v.dtype), gradients, trainable)
+    logs, metrics = _report(step, model, metrics, sums, gradients, optimizer, weight_sum)
     trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
-    logs, metrics = _report(step, model, metrics, sums)
     return logs, (trainable, non_trainable, optimizer, metrics)
 
 
@@ -62,8 +63,23 @@ def _sums(step, model, trainable, non_trainable, batch, *, training):
     return sums, [scope.get_current_value(v) for v in model.non_trainable_variables]
 
 
-def _report(step, model, metrics, sums):
+def _report(step, model, metrics, sums, gradients=None, optimizer=(), weight_sum=None):
     variables = model.metrics_variables
-    with keras.StatelessScope(state_mapping=list(zip(variables, metrics, strict=True))) as scope:
-        logs = step.report(model, sums)
+    mapping = list(zip(variables, metrics, strict=True))
+    if gradients is not None:
+        mapping += zip(model.optimizer.variables, optimizer, strict=True)
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        if gradients is not None:
+            sums = step.unscaled(model.optimizer, sums, weight_sum)
+        logs = step.report(model, sums, gradients)
     return logs, [scope.get_current_value(v) for v in variables]
+
+
+def sum_of_squares(x):
+    """Float32, without an array of the squares."""
+    return jax.numpy.sum(jax.numpy.square(x.astype("float32")))
+
+
+def compiled(function, *arguments):
+    """`function(*arguments)`: the step is one operation as it is."""
+    return function(*arguments)

@@ -1,21 +1,25 @@
 """The steps on TensorFlow."""
 
+import contextlib
+import functools
+
 import tensorflow as tf
 
 from keras_qwen.ops.linear_cross_entropy import TokenLoss
+from keras_qwen.training.adam_in_place import in_place
 from keras_qwen.training.step import add, zero_sums
 
 
 def train_step(step, model, data):
     batch = step.batch(model, data)
-    factor = step.loss_factor(model, tf.reduce_sum(batch[2]))
+    weight_sum = tf.reduce_sum(batch[2])
+    batch = step.scaled(model.optimizer, batch)
     variables = model.trainable_weights
 
     def gradients_and_sums(batch):
         with tf.GradientTape() as tape:
             sums = step.token_loss(*batch, training=True)
-            loss = sums.loss_sum * factor
-        return tape.gradient(loss, variables), sums
+        return tape.gradient(sums.loss_sum, variables), sums
 
     micro = step.micro_batches(batch, training=True)
     if micro is None:
@@ -31,8 +35,12 @@ def train_step(step, model, data):
         _, gradients, sums = _loop(micro, accumulate, zeros, tuple(zero_sums()))
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
         sums = TokenLoss(*sums)
-    model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    return step.report(model, sums)
+    logs = step.report(model, step.unscaled(model.optimizer, sums, weight_sum), gradients)
+    # XLA makes one loop of an update by itself.
+    update = contextlib.nullcontext() if model.jit_compile else in_place(model.optimizer, variables)
+    with update:
+        model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return logs
 
 
 def test_step(step, model, data):
@@ -56,3 +64,18 @@ def _loop(micro, body, *state):
     """Runs `body(i, *state)` for each micro-batch, one after the other."""
     count = tf.shape(micro[1])[0]
     return tf.while_loop(lambda i, *_: i < count, body, (tf.constant(0), *state), parallel_iterations=1)
+
+
+def sum_of_squares(x):
+    """Float32, without an array of the squares."""
+    return 2.0 * tf.nn.l2_loss(tf.cast(x, tf.float32))
+
+
+def compiled(function, *arguments):
+    """`function(*arguments)` as one operation."""
+    return _compiled(function)(*arguments)
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(function):
+    return tf.function(function, jit_compile=True, autograph=False)

@@ -8,17 +8,20 @@ from keras_qwen.training.step import add, zero_sums
 
 def train_step(step, model, data):
     batch = step.batch(model, data)
-    factor = step.loss_factor(model, batch[2].sum())
+    weight_sum = batch[2].sum()
+    batch = step.scaled(model.optimizer, batch)
     model.zero_grad()
     sums = zero_sums()
     for part in _parts(step, batch, training=True):
         more = step.token_loss(*part, training=True)
-        (more.loss_sum * factor).backward()  # torch adds up the gradients of the micro-batches
+        more.loss_sum.backward()  # torch adds up the gradients of the micro-batches
         sums = add(sums, type(more)(*(x.detach() for x in more)))
     variables = model.trainable_weights
+    gradients = [v.value.grad for v in variables]
     with torch.no_grad():
-        model.optimizer.apply([v.value.grad for v in variables], variables)
-    return step.report(model, sums)
+        logs = step.report(model, step.unscaled(model.optimizer, sums, weight_sum), gradients)
+        model.optimizer.apply(gradients, variables)
+    return logs
 
 
 def test_step(step, model, data):
@@ -34,3 +37,13 @@ def _parts(step, batch, *, training):
     if micro is None:
         return [batch]
     return [keras.tree.map_structure(lambda x, i=i: x[i], micro) for i in range(len(micro[1]))]
+
+
+def sum_of_squares(x):
+    """Float32, without an array of the squares."""
+    return torch.linalg.vector_norm(x, dtype=torch.float32).square()
+
+
+def compiled(function, *arguments):
+    """`function(*arguments)`."""
+    return function(*arguments)

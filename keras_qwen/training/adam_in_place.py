@@ -1,0 +1,61 @@
+"""Adam on TensorFlow, in the memory of weights and moments."""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from keras_qwen import keras_private
+
+_TINY = 1e-30  # a gradient times this changes no weight
+
+
+def in_place(optimizer, variables):
+    """A context in which an optimizer's step, if it is Adam's, needs no memory of the weights' size.
+
+    Keras writes a step as a dozen operations, which outside of XLA each have a result of the weight's size; and its
+    weight decay, which waits for no gradient, runs during the forward pass, where it has to copy what is being read.
+    Here they are two operations that are part of TensorFlow, called when the gradient is there.
+
+    Args:
+        optimizer: any Keras optimizer, or a `LossScaleOptimizer` around one; of others than Adam and AdamW nothing
+            changes, nor under a `tf.distribute` strategy.
+        variables: that it is to update.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    plain = type(optimizer) in (keras.optimizers.Adam, keras.optimizers.AdamW)
+    ours = isinstance(optimizer, keras_private.OwnUpdate) and not optimizer.decays_in_update
+    if not (plain or ours) or optimizer.amsgrad or tf.distribute.has_strategy():
+        return contextlib.nullcontext()
+    if any(variable.dtype == "float16" for variable in variables):  # which has no number as small as _TINY
+        return contextlib.nullcontext()
+    return keras_private.replaced_update(optimizer, lambda *arguments: _update(optimizer, *arguments))
+
+
+def _update(optimizer, gradient, variable, learning_rate):
+    dtype = variable.dtype
+    rate, step = tf.cast(learning_rate, dtype), tf.cast(optimizer.iterations + 1, dtype)
+    first, second = (moment.value for moment in keras_private.adam_moments(optimizer, variable))
+    with tf.control_dependencies([gradient]):
+        if decay := keras_private.weight_decay(optimizer, variable):
+            # w = (w - tiny * gradient) / (1 + tiny * l2), the one operation that scales a variable where it lies.
+            decay = rate * tf.cast(decay, dtype)
+            tf.raw_ops.ResourceApplyProximalGradientDescent(
+                var=variable.handle,
+                alpha=tf.cast(_TINY, dtype),
+                l1=tf.zeros((), dtype),
+                l2=decay / (1 - decay) / _TINY,
+                delta=gradient,
+            )
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=first.handle,
+            v=second.handle,
+            beta1_power=tf.pow(tf.cast(optimizer.beta_1, dtype), step),
+            beta2_power=tf.pow(tf.cast(optimizer.beta_2, dtype), step),
+            lr=rate,
+            beta1=tf.cast(optimizer.beta_1, dtype),
+            beta2=tf.cast(optimizer.beta_2, dtype),
+            epsilon=tf.cast(optimizer.epsilon, dtype),
+            grad=gradient,
+        )
