@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_qwen.ops.elementwise import rms_norm
+
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
 class RMSNorm(keras.layers.Layer):
@@ -38,9 +40,7 @@ class RMSNorm(keras.layers.Layer):
         self.scale = self.add_weight(name="scale", shape=(input_shape[-1],), initializer="ones")
 
     def call(self, inputs):
-        x = ops.cast(inputs, "float32")
-        x = x * ops.rsqrt(ops.mean(x * x, axis=-1, keepdims=True) + self.eps)
-        return ops.cast(x, self.compute_dtype) * ops.cast(self.scale, self.compute_dtype)
+        return rms_norm(inputs, ops.cast(self.scale, self.compute_dtype), self.eps)
 
     def compute_output_shape(self, input_shape):
         return input_shape

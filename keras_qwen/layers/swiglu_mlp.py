@@ -3,9 +3,9 @@
 from functools import partial
 
 import keras
-from keras import ops
 
 from keras_qwen.layers.projection import build_projection
+from keras_qwen.ops.elementwise import swiglu
 
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
@@ -42,7 +42,7 @@ class SwiGLUMLP(keras.layers.Layer):
         self.down_proj = make("down_proj", input_shape[-1], (*input_shape[:-1], self.intermediate_size))
 
     def call(self, hidden):
-        return self.down_proj(ops.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return self.down_proj(swiglu(self.gate_proj(hidden), self.up_proj(hidden)))
 
     def compute_output_shape(self, hidden_shape):
         return hidden_shape

@@ -13,7 +13,7 @@ from keras import ops
 from keras_qwen.backend import concrete_value
 from keras_qwen.ops.linear_cross_entropy_loop import Plan, token_sums
 
-DEFAULT_MEMORY_BUDGET = 128 * 2**20
+DEFAULT_MEMORY_BUDGET = 192 * 2**20
 PIECE_BYTES = 16 * 2**20
 
 _BACKEND = importlib.import_module(f"keras_qwen.ops.linear_cross_entropy_{keras.backend.backend()}")
