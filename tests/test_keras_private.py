@@ -52,3 +52,40 @@ def test_loss_tracker_is_what_fit_reports():
     tracker.update_state(5.0, sample_weight=2.0)
     tracker.update_state(2.0, sample_weight=1.0)
     assert float(model.get_metrics_result()["loss"]) == pytest.approx(4.0)
+
+
+def adamw(cls, **settings):
+    variable = keras.Variable(np.ones(3, "float32"), name="weight")
+    optimizer = cls(0.1, **settings)
+    optimizer.build([variable])
+    return optimizer, variable
+
+
+def test_replaced_update_takes_the_place_of_step_and_decay():
+    optimizer, variable = adamw(keras.optimizers.AdamW, weight_decay=0.5)
+    seen = []
+    with keras_private.replaced_update(optimizer, lambda *arguments: seen.append(arguments)):
+        optimizer.apply([keras.ops.ones(3)], [variable])
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), np.ones(3))
+    assert len(seen) == 1 and int(optimizer.iterations) == 1
+    optimizer.apply([keras.ops.ones(3)], [variable])  # Keras's own again: decay of 0.5 * 0.1, and about 0.1
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), np.full(3, 0.85), atol=0.06)
+
+
+def test_own_update_turns_the_decay_off():
+    for decays, expected in ((False, 0.95), (True, 1.0)):
+        optimizer, variable = adamw(keras_private.OwnUpdate, weight_decay=0.5)
+        optimizer.decays_in_update = decays
+        optimizer.update_step = lambda *arguments: None
+        optimizer.apply([keras.ops.ones(3)], [variable])
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), np.full(3, expected), rtol=1e-6)
+
+
+def test_moments_index_and_decay_of_a_variable():
+    optimizer, variable = adamw(keras.optimizers.AdamW, weight_decay=0.5)
+    first, second = keras_private.adam_moments(optimizer, variable)
+    assert "momentum" in first.path and "velocity" in second.path
+    assert keras_private.variable_index(optimizer, variable) == 0
+    assert keras_private.weight_decay(optimizer, variable) == 0.5
+    optimizer, variable = adamw(keras.optimizers.Adam)
+    assert keras_private.weight_decay(optimizer, variable) == 0.0

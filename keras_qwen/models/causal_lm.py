@@ -248,10 +248,12 @@ class QwenCausalLM(QwenModel):
                 "micro_batch_size and the optimizer's gradient_accumulation_steps both accumulate gradients; use "
                 "micro_batch_size, which weighs by tokens and leaves no step unapplied."
             )
-        if self.dtype_policy.variable_dtype in ("bfloat16", "float16"):
+        rounds = getattr(inner, "stochastic_rounding", False)
+        if self.dtype_policy.variable_dtype in ("bfloat16", "float16") and not rounds:
             warnings.warn(
                 f"The weights are {self.dtype_policy.variable_dtype}: updates smaller than 1/256 of a weight vanish "
-                f"when they are rounded, so that small learning rates train nothing. Use dtype='mixed_bfloat16'.",
+                f"when they are rounded, so that small learning rates train nothing. Use dtype='mixed_bfloat16', or "
+                f"keras_qwen.training.AdamW with stochastic_rounding=True.",
                 stacklevel=3,
             )
 

@@ -24,8 +24,8 @@ class AdamW(keras_private.OwnUpdate):
         moments: how the two moments are kept. None as in Keras, in the weights' dtype: 8 bytes a float32 weight.
             `"bfloat16"`: 4 bytes a weight. `"int8"`: 2 bytes and a scale for each block of 32 to 256; tensors below
             4096 entries stay float32. Both are rounded stochastically, and computed with in float32.
-        stochastic_rounding: rounds bfloat16 weights up or down with the probability that keeps small updates on average,
-            which rounding to nearest loses; for models with `dtype="bfloat16"`.
+        stochastic_rounding: rounds bfloat16 weights up or down with the probability that keeps small updates on
+            average, which rounding to nearest loses; for models with `dtype="bfloat16"`.
 
     Raises:
         ValueError: for unknown `moments`, for `amsgrad` with `moments` or `stochastic_rounding`, and when it is built
@@ -53,8 +53,8 @@ class AdamW(keras_private.OwnUpdate):
             for variable in variables:
                 if keras.backend.standardize_dtype(variable.dtype) != "bfloat16":
                     raise ValueError(
-                        f"stochastic_rounding rounds bfloat16 weights, but {variable.path} is {variable.dtype}. Make the "
-                        f"model with dtype='bfloat16', or leave stochastic_rounding out."
+                        f"stochastic_rounding rounds bfloat16 weights, but {variable.path} is {variable.dtype}. "
+                        f"Make the model with dtype='bfloat16', or leave stochastic_rounding out."
                     )
         if self.moments is None:
             super().build(variables)

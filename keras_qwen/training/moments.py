@@ -39,7 +39,7 @@ class Float32Moments:
 
 
 class Bfloat16Moments:
-    """Both moments in bfloat16, rounded stochastically: 1/1000 of the second one changes a step, less than it resolves."""
+    """Both moments in bfloat16, rounded stochastically: a step changes the second by less than bfloat16 resolves."""
 
     def state(self, shape):
         return [("momentum", shape, "bfloat16"), ("velocity", shape, "bfloat16")]

@@ -6,7 +6,7 @@ import functools
 import tensorflow as tf
 
 from keras_qwen.ops.linear_cross_entropy import TokenLoss
-from keras_qwen.training.adam_in_place import in_place
+from keras_qwen.training.adam_tensorflow import in_place
 from keras_qwen.training.step import add, zero_sums
 
 

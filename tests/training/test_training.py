@@ -290,3 +290,31 @@ def test_frozen_layers_stay():
     for v in model.weights:
         same = np.array_equal(before[v.path], keras.ops.convert_to_numpy(v))
         assert same == v.path.startswith(("embed_tokens", "layers_0"))
+
+
+def test_logs_have_the_gradient_norm_before_clipping_and_the_loss_scale():
+    class Norms(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append({k: float(v) for k, v in logs.items()})
+
+    def logs_of(optimizer, **compile_arguments):
+        seen.clear()
+        model = fresh("mixed_float16" if isinstance(optimizer, str) else "float32")
+        model.compile(keras.optimizers.SGD(0.0) if isinstance(optimizer, str) else optimizer, **compile_arguments)
+        model.fit(IDS, LABELS, sample_weight=WEIGHTS, batch_size=6, verbose=0, callbacks=[Norms()])
+        return model, dict(seen[0])
+
+    seen = []
+    # One step of SGD moves the weights by the gradient.
+    model, logs = logs_of(keras.optimizers.SGD(1.0))
+    moved = [a - b for a, b in zip(fresh().get_weights(), model.get_weights(), strict=True)]
+    norm = np.sqrt(sum((m.astype("float64") ** 2).sum() for m in moved))
+    assert logs["gradient_norm"] == pytest.approx(norm, rel=1e-4) and "loss_scale" not in logs
+    for settings in ({"micro_batch_size": 2}, {}):
+        _, again = logs_of(keras.optimizers.SGD(1.0, global_clipnorm=0.01), **settings)
+        assert again["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+    _, half = logs_of("mixed_float16")
+    assert half["gradient_norm"] == pytest.approx(norm, rel=0.02)
+    assert half["loss_scale"] == 2.0**15
+    evaluated = model.evaluate(IDS, LABELS, sample_weight=WEIGHTS, verbose=0, return_dict=True)
+    assert set(evaluated) == {"loss", "token_accuracy"}
