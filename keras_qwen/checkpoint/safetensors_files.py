@@ -18,7 +18,7 @@ from keras_qwen.checkpoint.file_names import INDEX_NAME, WEIGHTS_NAME
 
 DTYPES = {"F32": np.dtype("float32"), "F16": np.dtype("float16"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-_BLOCK_BYTES = 1 << 20  # read and converted at a time: small enough for the cache
+_BLOCK_BYTES = 1 << 19  # read and converted at a time: small enough for the cache
 _PARALLEL_BYTES = 8 << 20  # tensors from this size on are read by several threads
 
 
