@@ -1,5 +1,6 @@
 """QwenModel: what backbone and language model share."""
 
+import collections
 import warnings
 
 import keras
@@ -9,6 +10,8 @@ from keras_qwen.backend import concrete_value
 from keras_qwen.checkpoint import hub, loading, saving
 from keras_qwen.config import QwenConfig
 from keras_qwen.keras_private import deferred_initialization
+from keras_qwen.ops.attention import choose_implementation
+from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.parameters import parameter_table
 
 INPUT_NAMES = ("token_ids", "padding_mask", "segment_ids", "position_ids")
@@ -102,6 +105,38 @@ class QwenModel(keras.Model):
             block.remat = block_policy
         self._remat = policy
         self.train_function = None
+
+    def attention_summary(self, length, *, training=True):
+        """Says which implementation of attention the layers use for rows of a length, here, and why if it is a choice.
+
+        Args:
+            length: tokens of a row.
+            training: whether attention dropout, if the config has it, is on.
+
+        Returns:
+            A text of one line for each kind of layer.
+
+        Example:
+            >>> print(model.attention_summary(8192))
+            24 layers, full attention: blockwise (asked for: auto) for 8192 tokens of float32 on tensorflow, cpu
+        """
+        asked, config, dtype = self.attention, self.config, self.dtype_policy.compute_dtype
+        chosen = choose_implementation(
+            implementation=asked,
+            length=length,
+            key_length=length,
+            dtype=dtype,
+            head_dim=config.head_dim,
+            dropout=config.attention_dropout if training else 0.0,
+        )
+        windows = collections.Counter(config.window(i) for i in range(config.num_hidden_layers))
+        where = f"for {length} tokens of {dtype} on {keras.backend.backend()}, {backend_module().device()}"
+        return "\n".join(
+            f"{count} layer{'s' if count > 1 else ''}, "
+            f"{'full attention' if window is None else f'a window of {window} tokens'}: "
+            f"{chosen} (asked for: {asked}) {where}"
+            for window, count in windows.items()
+        )
 
     def get_config(self):
         return {

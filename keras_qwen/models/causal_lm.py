@@ -272,11 +272,11 @@ class QwenCausalLM(QwenModel):
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
-    def fit(self, *args, **kwargs):
+    def make_train_function(self, force=False):
         # TensorFlow traces a step that makes variables twice.
         if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(self.trainable_variables)
-        return super().fit(*args, **kwargs)
+        return super().make_train_function(force)
 
     @property
     def metrics(self):

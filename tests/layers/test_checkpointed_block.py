@@ -62,6 +62,41 @@ def test_only_the_input_is_kept():
     assert kept[DecoderBlock] > 5 * X.size
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="reads JAX's own account of what is kept")
+@pytest.mark.parametrize("remat", [None, "attention", "mlp", "block"])
+def test_mixed_precision_keeps_no_activation_in_float32(remat):
+    """Neither of the intermediate size nor of the hidden size; the norms' roots have one number a token."""
+    import jax
+
+    config = CONFIG.replace(attention_dropout=0.0)
+    block = CheckpointedDecoderBlock(config, remat=remat, dtype="mixed_bfloat16")
+    block.build((None, None, 16))
+    x = jax.numpy.asarray(X, "bfloat16")
+    _, pull = jax.vjp(lambda x: block(x, training=True), x)
+    kept = [leaf for leaf in jax.tree.leaves(pull) if hasattr(leaf, "shape") and leaf.shape[:2] == (4, 6)]
+    assert any(leaf.dtype == "bfloat16" for leaf in kept)
+    assert [leaf.shape for leaf in kept if leaf.dtype == "float32" and leaf.size >= x.size] == []
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="reads TensorFlow's graph")
+def test_mixed_precision_makes_no_float32_of_the_intermediate_size():
+    import tensorflow as tf
+
+    block = DecoderBlock(CONFIG.replace(attention_dropout=0.0), dtype="mixed_bfloat16")
+    block.build((None, None, 16))
+
+    @tf.function(autograph=False)
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(tf.cast(block(x, training=True), "float32"))
+        return tape.gradient(total, [v.value for v in block.trainable_variables])
+
+    graph = gradients.get_concrete_function(tf.constant(X)).graph
+    tensors = [output for operation in graph.get_operations() for output in operation.outputs]
+    wide = [t for t in tensors if t.shape.rank == 3 and t.shape.as_list() == [4, 6, 24]]
+    assert wide and {t.dtype for t in wide} == {tf.bfloat16}
+
+
 def test_config_says_what_is_recomputed():
     assert CheckpointedDecoderBlock(CONFIG).remat == "block"
     block = CheckpointedDecoderBlock(CONFIG, remat="mlp")

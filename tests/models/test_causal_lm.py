@@ -167,3 +167,18 @@ def test_remat_is_changeable_and_checked():
             model.remat = wrong
     with pytest.raises(ValueError, match="remat='all'"):
         QwenCausalLM(CONFIG, remat="all")
+
+
+@pytest.mark.parametrize(("length", "asked", "chosen"), [(16, "auto", "dense"), (4096, "auto", "blockwise")])
+def test_attention_summary_says_what_is_used(length, asked, chosen):
+    config = QwenConfig(
+        model_type="qwen2", vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1, use_sliding_window=True, sliding_window=8, max_window_layers=1,
+    )  # fmt: skip
+    if keras.backend.backend() == "torch":
+        chosen = "flash"
+    where = f"(asked for: {asked}) for {length} tokens of float32 on {keras.backend.backend()}, cpu"
+    assert QwenCausalLM(config, dtype="float32", attention=asked).attention_summary(length).splitlines() == [
+        f"1 layer, full attention: {chosen} {where}",
+        f"2 layers, a window of 8 tokens: {chosen} {where}",
+    ]
