@@ -49,6 +49,8 @@ class OwnUpdate(keras.optimizers.AdamW):
 def replaced_update(optimizer, update_step):
     """Inside, Keras's Adam or AdamW calls `update_step(gradient, variable, learning_rate)`, which decays weights, too.
 
+    Not on PyTorch, where Keras updates all variables in one call.
+
     Everything else stays Keras's: clipping, averaging of weights, the counter of steps.
     """
     optimizer.update_step, optimizer._apply_weight_decay = update_step, lambda variables: None

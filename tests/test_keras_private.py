@@ -61,6 +61,7 @@ def adamw(cls, **settings):
     return optimizer, variable
 
 
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="there Keras updates all variables in one call")
 def test_replaced_update_takes_the_place_of_step_and_decay():
     optimizer, variable = adamw(keras.optimizers.AdamW, weight_decay=0.5)
     seen = []

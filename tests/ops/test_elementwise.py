@@ -39,9 +39,10 @@ def value_and_gradients(function, inputs, dtype):
             total = loss(*inputs)
         gradients = tape.gradient(total, inputs)
     else:
-        inputs = [x.requires_grad_() for x in inputs]
+        inputs = [x.clone().requires_grad_() for x in inputs]
         loss(*inputs).backward()
         gradients = [x.grad for x in inputs]
+        inputs = [x.detach() for x in inputs]
     arrays = [function(*inputs), *gradients]
     assert {keras.backend.standardize_dtype(a.dtype) for a in arrays} == {dtype}
     return [ops.convert_to_numpy(ops.cast(a, "float32")) for a in arrays]
