@@ -26,7 +26,7 @@ def value_and_gradients(function, inputs, dtype):
     """Of sum(function(*inputs) * SLOPES)."""
     inputs = [ops.cast(ops.convert_to_tensor(x), dtype) for x in inputs]
     backend = keras.backend.backend()
-    loss = lambda *inputs: ops.sum(ops.cast(function(*inputs), "float32") * SLOPES)  # noqa: E731
+    loss = lambda *inputs: ops.sum(ops.cast(function(*inputs), "float32") * ops.convert_to_tensor(SLOPES))  # noqa: E731
     if backend == "jax":
         import jax
 
