@@ -318,3 +318,22 @@ def test_logs_have_the_gradient_norm_before_clipping_and_the_loss_scale():
     assert half["loss_scale"] == 2.0**15
     evaluated = model.evaluate(IDS, LABELS, sample_weight=WEIGHTS, verbose=0, return_dict=True)
     assert set(evaluated) == {"loss", "token_accuracy"}
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the other backends have one way to compile")
+@pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 2}], ids=str)
+@pytest.mark.parametrize("tied", [True, False])
+def test_xla_trains_as_the_plain_graph_does(settings, tied):
+    """`"auto"` asks for XLA on accelerators only, so the CPU has to be told to."""
+    found = []
+    for jit_compile in ("auto", True):
+        model = fresh(tie_word_embeddings=tied)
+        model.compile(keras.optimizers.AdamW(0.01, global_clipnorm=1.0), jit_compile=jit_compile, **settings)
+        assert model.jit_compile == (jit_compile is True)
+        history = model.fit(IDS[:4], LABELS[:4], sample_weight=WEIGHTS[:4], batch_size=4, epochs=2, verbose=0).history
+        found.append((history, model.get_weights()))
+    (plain, weights), (compiled, again) = found
+    for name in ("loss", "gradient_norm", "token_accuracy"):
+        assert compiled[name] == pytest.approx(plain[name], rel=1e-4), name
+    for a, b in zip(again, weights, strict=True):
+        assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(b)
