@@ -1,5 +1,6 @@
 """How the optimizer keeps Adam's moments: in bfloat16, or in 8 bits with a scale for each block of numbers."""
 
+import functools
 import math
 
 from keras import ops
@@ -11,6 +12,7 @@ _SHORTEST_BLOCK = 32
 _SMALLEST = 4096  # entries; below, 8 bits save nothing worth having
 
 
+@functools.cache  # one object for all variables of a shape, so that TensorFlow traces their update once
 def moment_storage(name, shape):
     """The storage for a variable of a shape: `"bfloat16"` or `"int8"`; float32 where blocks would be too small."""
     if name == "bfloat16":
