@@ -19,6 +19,8 @@ CONTESTANTS = {
     "keras_hub on jax": (".venv", "jax"),
     "keras_hub on tensorflow": (".venv", "tensorflow"),
     "plain keras on jax": (".venv", "jax"),
+    "micro-batch 1 on jax": (".venv", "jax"),
+    "micro-batch 1 on tensorflow": (".venv", "tensorflow"),
     "dense on jax": (".venv", "jax"),
     "dense on tensorflow": (".venv", "tensorflow"),
     "plain keras on tensorflow": (".venv", "tensorflow"),

@@ -1,5 +1,6 @@
 """What a contestant measures of itself, inside its own process."""
 
+import contextlib
 import os
 import resource
 import statistics
@@ -27,6 +28,16 @@ def resident_mb():
 def peak_mb():
     """The largest resident memory so far, in MiB; on a GPU that of the device, as the backend counts it."""
     return device_peak_mb() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+@contextlib.contextmanager
+def beyond_state_mb(model):
+    """Gives a function that says how far the peak rose above the model's weights and moments."""
+    model.optimizer.build(model.trainable_variables)
+    for variable in model.optimizer.variables:  # memory is taken when first written to
+        variable.assign(variable.value * 1)
+    state = resident_mb()
+    yield lambda: peak_mb() - state
 
 
 def device_peak_mb():
