@@ -1,6 +1,6 @@
 """python -m benchmarks.remat_on_tpu [POLICY ...]: what remat saves on a real accelerator, without having one.
 
-Compiles the forward and backward pass of 16 decoder blocks of Qwen2.5-32B's shape, batch 8 x 4096, mixed_bfloat16, for
+Compiles the forward and backward pass of 16 (or LAYERS from the environment) decoder blocks of Qwen2.5-32B's shape, batch 8 x 4096, mixed_bfloat16, for
 a 2 x 8 mesh of TPU v5p, and prints the compiler's own account of one device's memory. Needs libtpu
 (`pip install "jax[tpu]"`), no TPU; a JSON document comes last.
 """
@@ -20,10 +20,12 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import keras_qwen as kq
+from keras_qwen.keras_private import abstract_variables
 from keras_qwen.layers import CheckpointedDecoderBlock, RotaryEmbedding
 from keras_qwen.ops import attention_backend_jax
 
-LAYERS, BATCH, LENGTH = 16, 8, 4096
+BATCH, LENGTH = 8, 4096
+LAYERS = int(os.environ.get("LAYERS", 16))
 CONFIG = kq.QwenConfig(
     model_type="qwen2", vocab_size=152_064, hidden_size=5120, intermediate_size=27_648, num_hidden_layers=LAYERS,
     num_attention_heads=40, num_key_value_heads=8, rope_theta=1e6, tie_word_embeddings=False,
@@ -47,7 +49,7 @@ def compiled(policy):
     mesh = Mesh(np.array(devices).reshape(2, 8), ("data", "model"))
     attention_backend_jax.device = lambda: "tpu"  # what the blocks are for; they are only traced here
     remat = None if policy == "none" else policy
-    with keras.StatelessScope():  # in which variables have a shape and no memory
+    with abstract_variables():
         blocks = [
             CheckpointedDecoderBlock(CONFIG, i, remat=remat, dtype="mixed_bfloat16", implementation="blockwise")
             for i in range(LAYERS)

@@ -23,6 +23,16 @@ def deferred_initialization():
             raise
 
 
+@contextlib.contextmanager
+def abstract_variables():
+    """Variables created inside have a shape and a dtype, and never get a value: for planning without memory."""
+    with keras.StatelessScope():
+        try:
+            yield
+        finally:
+            global_state.set_global_attribute(_UNINITIALIZED, [])
+
+
 def set_initializer(variable, initializer):
     """Replaces the initialiser of a variable whose initialisation is deferred: `initializer(shape, dtype)`."""
     if variable._value is not None:

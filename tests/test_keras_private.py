@@ -90,3 +90,15 @@ def test_moments_index_and_decay_of_a_variable():
     assert keras_private.weight_decay(optimizer, variable) == 0.5
     optimizer, variable = adamw(keras.optimizers.Adam)
     assert keras_private.weight_decay(optimizer, variable) == 0.0
+
+
+def test_abstract_variables_never_get_a_value():
+    def forbidden(shape, dtype=None):
+        raise AssertionError("initialised")
+
+    with keras_private.abstract_variables():
+        layer = small_layer()
+        keras_private.set_initializer(layer.kernel, forbidden)
+        assert tuple(layer.kernel.shape) == (2, 3)
+    with keras_private.deferred_initialization():
+        pass  # nothing left over from before
