@@ -9,8 +9,16 @@ class Projection(keras.layers.Dense):
     """A `keras.layers.Dense` that is fast at the single rows of decoding."""
 
     def call(self, inputs, training=None):
-        outputs = row_matmul(inputs, self.kernel)
+        outputs = self.base_product(inputs)
         return outputs if self.bias is None else outputs + self.bias
+
+    def base_product(self, inputs):
+        """`inputs @ kernel`: all that the layer computes with its kernel, however that is kept."""
+        return row_matmul(inputs, self.kernel)
+
+    def full_kernel(self):
+        """The kernel (inputs, units) as one array in the variables' dtype, however it is kept."""
+        return self.kernel
 
 
 def build_projection(parent, name, units, input_shape, *, use_bias, kernel_initializer):
