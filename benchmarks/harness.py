@@ -19,6 +19,7 @@ CONTESTANTS = {
     "keras_hub on jax": (".venv", "jax"),
     "keras_hub on tensorflow": (".venv", "tensorflow"),
     "plain keras on jax": (".venv", "jax"),
+    "scan_blocks on jax": (".venv", "jax"),
     "micro-batch 1 on jax": (".venv", "jax"),
     "micro-batch 1 on tensorflow": (".venv", "tensorflow"),
     "dense on jax": (".venv", "jax"),

@@ -6,16 +6,16 @@ import numpy as np
 
 from benchmarks.measure import peak_mb, seconds
 
-CONTESTANTS = ["ours on jax", "ours on tensorflow", "keras_hub on jax", "keras_hub on tensorflow"]
+CONTESTANTS = ["ours on jax", "scan_blocks on jax", "ours on tensorflow", "keras_hub on jax", "keras_hub on tensorflow"]
 X = "blocks"
 POINTS = [{"blocks": 4}, {"blocks": 16}, {"blocks": 64}]
 PANELS = [("start_s", "first step beyond a later one, s"), ("peak_mb", "peak memory, MiB")]
-SIZES = dict(hidden=64, heads=4, kv_heads=2, intermediate=128, vocab=256)
+SIZES = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=128, vocab_size=256)
 
 
 def run(who, point):
     """What tracing and compiling take: the first step less a later one."""
-    ids = np.random.default_rng(0).integers(0, SIZES["vocab"], (2, 32)).astype("int32")
+    ids = np.random.default_rng(0).integers(0, SIZES["vocab_size"], (2, 32)).astype("int32")
     model = globals()["_" + who.split()[0]](point["blocks"])
     inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
     step = lambda: model.train_on_batch(inputs, np.roll(ids, -1, 1))  # noqa: E731
@@ -25,19 +25,19 @@ def run(who, point):
     return {"start_s": first - seconds(step, warm_up=1), "peak_mb": peak_mb()}
 
 
-def _ours(blocks):
+def _ours(blocks, **arguments):
     import keras
 
     import keras_qwen as kq
 
-    config = kq.QwenConfig(
-        model_type="qwen2", vocab_size=SIZES["vocab"], hidden_size=SIZES["hidden"], num_hidden_layers=blocks,
-        intermediate_size=SIZES["intermediate"], num_attention_heads=SIZES["heads"],
-        num_key_value_heads=SIZES["kv_heads"], tie_word_embeddings=True,
-    )  # fmt: skip
-    model = kq.QwenCausalLM(config, dtype="float32")
+    config = kq.QwenConfig(model_type="qwen2", num_hidden_layers=blocks, tie_word_embeddings=True, **SIZES)
+    model = kq.QwenCausalLM(config, dtype="float32", **arguments)
     model.compile(keras.optimizers.AdamW(1e-4))
     return model
+
+
+def _scan_blocks(blocks):
+    return _ours(blocks, scan_blocks=True)
 
 
 def _keras_hub(blocks):
@@ -45,8 +45,9 @@ def _keras_hub(blocks):
     import keras_hub
 
     backbone = keras_hub.models.QwenBackbone(
-        vocabulary_size=SIZES["vocab"], num_layers=blocks, num_query_heads=SIZES["heads"],
-        num_key_value_heads=SIZES["kv_heads"], hidden_dim=SIZES["hidden"], intermediate_dim=SIZES["intermediate"],
+        vocabulary_size=SIZES["vocab_size"], num_layers=blocks, num_query_heads=SIZES["num_attention_heads"],
+        num_key_value_heads=SIZES["num_key_value_heads"], hidden_dim=SIZES["hidden_size"],
+        intermediate_dim=SIZES["intermediate_size"],
     )  # fmt: skip
     model = keras_hub.models.QwenCausalLM(backbone=backbone, preprocessor=None)
     model.compile(keras.optimizers.AdamW(1e-4), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))

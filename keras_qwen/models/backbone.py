@@ -20,6 +20,7 @@ class QwenBackbone(QwenModel):
         dtype: a dtype policy or its name; default Keras's global policy.
         remat: what the backward pass recomputes: None, `"block"`, `"attention"`, `"mlp"`, or n for every n-th block.
         attention: implementation of `keras_qwen.ops.attention`, `"auto"` by default.
+        scan_blocks: see the property.
 
     Call arguments:
         inputs: a dict with `token_ids` (batch, length), and optionally `padding_mask`, `segment_ids`, `position_ids`
@@ -36,7 +37,7 @@ class QwenBackbone(QwenModel):
 
     has_head = False
 
-    def __init__(self, config, dtype=None, remat=None, attention="auto", name="model", **kwargs):
+    def __init__(self, config, dtype=None, remat=None, attention="auto", scan_blocks=False, name="model", **kwargs):
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         part = dict(dtype=policy)
         initializer = keras.initializers.RandomNormal(stddev=config.initializer_range)
@@ -60,8 +61,10 @@ class QwenBackbone(QwenModel):
         ]
         norm = RMSNorm(config.rms_norm_eps, name="norm", **part)
 
+        documents = Documents(name="documents")
+
         hidden = embed(inputs["token_ids"])
-        segment_ids, position_ids = Documents(name="documents")(**inputs)
+        segment_ids, position_ids = documents(**inputs)
         rope = rotary(position_ids)
         made = dict(zip(windows, masks(hidden, segment_ids), strict=True))
         for i, block in enumerate(blocks):
@@ -72,8 +75,47 @@ class QwenBackbone(QwenModel):
         self.config = config
         self.attention = attention
         self.embed_tokens, self.rotary_emb, self.norm = embed, rotary, norm
+        self.documents, self.attention_masks = documents, masks
         self.blocks = blocks
         self.remat = remat
+        self.scan_blocks = scan_blocks
+
+    @property
+    def scan_blocks(self):
+        """Whether all blocks run as one `jax.lax.scan`, so that the step compiles in the time of one block.
+
+        On JAX, for blocks that are alike (same `remat`, no sliding window of some alone) and without dropout. Names,
+        checkpoints and layouts do not change; each step copies the blocks' weights, in the compute dtype, and their
+        gradients. May be set on a built model.
+        """
+        return self._scan_blocks
+
+    @scan_blocks.setter
+    def scan_blocks(self, on):
+        if on and keras.backend.backend() != "jax":
+            raise ValueError(f"scan_blocks is there on JAX alone, not on {keras.backend.backend()}.")
+        self._scan_blocks = bool(on)
+        self.train_function = self.test_function = self.predict_function = None
+
+    def call(self, inputs, training=None, mask=None):
+        if not self._scan_blocks:
+            return super().call(inputs, training=training)
+        from keras_qwen.models import scan_blocks_jax
+
+        scan_blocks_jax.check_alike(self.blocks)
+        inputs = self.complete_inputs(inputs)
+        hidden = self.embed_tokens(inputs["token_ids"])
+        segment_ids, position_ids = self.documents(**inputs)
+        masks = self.attention_masks(hidden, segment_ids, training=training)
+        hidden = scan_blocks_jax.scan_blocks(
+            self.blocks,
+            hidden,
+            rope=self.rotary_emb(position_ids),
+            segment_ids=segment_ids,
+            attention_mask=masks[0],
+            training=training,
+        )
+        return self.norm(hidden)
 
     def call_with_cache(self, token_ids, position_ids, cache, cache_index, attention_mask=None, segment_ids=None):
         """One step of decoding.

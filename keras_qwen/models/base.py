@@ -10,14 +10,16 @@ from keras_qwen.backend import concrete_value
 from keras_qwen.checkpoint import hub, loading, saving
 from keras_qwen.config import QwenConfig
 from keras_qwen.keras_private import deferred_initialization
+from keras_qwen.models.freezing import FreezingMethods
 from keras_qwen.ops.attention import choose_implementation
 from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.parameters import parameter_table
+from keras_qwen.training.fitting import prepared_fit
 
 INPUT_NAMES = ("token_ids", "padding_mask", "segment_ids", "position_ids")
 
 
-class QwenModel(keras.Model):
+class QwenModel(FreezingMethods, keras.Model):
     """A functional Keras model with optional inputs, a changeable `remat`, and Hugging Face checkpoints.
 
     Subclasses set `config`, `attention` and `blocks`; `has_head` says whether there is a language-model head.
@@ -25,6 +27,7 @@ class QwenModel(keras.Model):
 
     has_head = True
     source = None  # of a loaded model: what `save_pretrained` has to write as it was
+    name_or_path = None  # of a loaded model: what it was loaded by
 
     input_spec = property(lambda self: None, lambda self, value: None)  # Keras's would demand the optional inputs
 
@@ -57,7 +60,9 @@ class QwenModel(keras.Model):
 
     def fit(self, x=None, *args, **kwargs):
         self._check_arrays(x)
-        return super().fit(x, *args, **kwargs)
+        fit = super().fit
+        with prepared_fit(self, fit, x, *args, **kwargs) as arguments:
+            return fit(**arguments)
 
     def evaluate(self, x=None, *args, **kwargs):
         self._check_arrays(x)
@@ -144,16 +149,20 @@ class QwenModel(keras.Model):
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "remat": self.remat,
             "attention": self.attention,
+            "scan_blocks": self.scan_blocks,
             "name": self.name,
             "trainable": self.trainable,
+            "frozen": self.frozen_paths() if self.trainable else None,
         }
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
         config = dict(config)
-        trainable = config.pop("trainable", True)
+        trainable, frozen = config.pop("trainable", True), config.pop("frozen", None)
         model = cls(QwenConfig.from_hf(config.pop("config")), **config)
         model.trainable = trainable
+        if frozen is not None:
+            model.restore_frozen_paths(frozen)
         return model
 
     @classmethod
@@ -207,6 +216,7 @@ class QwenModel(keras.Model):
             model = cls(settings, dtype=dtype, remat=remat, attention=attention)
             tensors.initialize(model.variables)
         model.source = saving.Source(folder, tensors.dtypes)
+        model.name_or_path = str(source)
         return model
 
     def save_pretrained(self, folder, *, max_shard_size="5GB", dtype=None, tokenizer=None):

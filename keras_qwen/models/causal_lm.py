@@ -6,6 +6,8 @@ import warnings
 import keras
 
 from keras_qwen.generation import Generator, read_generation_config, read_tokenizer
+from keras_qwen.layers.projection import Projection
+from keras_qwen.models.adapters import AdapterMethods
 from keras_qwen.models.backbone import QwenBackbone
 from keras_qwen.models.base import QwenModel
 from keras_qwen.ops.attention_backend import backend_module
@@ -15,7 +17,7 @@ from keras_qwen.training.step import TokenStep
 
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
-class QwenCausalLM(QwenModel):
+class QwenCausalLM(AdapterMethods, QwenModel):
     """Qwen with its language-model head.
 
     Args:
@@ -23,6 +25,7 @@ class QwenCausalLM(QwenModel):
         dtype: a dtype policy or its name; default Keras's global policy.
         remat: what the backward pass recomputes: None, `"block"`, `"attention"`, `"mlp"`, or n for every n-th block.
         attention: implementation of `keras_qwen.ops.attention`, `"auto"` by default.
+        scan_blocks: whether all blocks run as one `jax.lax.scan`; see `QwenBackbone.scan_blocks`.
 
     Call arguments:
         inputs: a dict with `token_ids` (batch, length), and optionally of the same shape `padding_mask` (1 = real
@@ -44,13 +47,15 @@ class QwenCausalLM(QwenModel):
 
     _generator = _tokenizer = _generation_config = None
 
-    def __init__(self, config, dtype=None, remat=None, attention="auto", name="qwen_causal_lm", **kwargs):
+    def __init__(
+        self, config, dtype=None, remat=None, attention="auto", scan_blocks=False, name="qwen_causal_lm", **kwargs
+    ):
         backbone = QwenBackbone(config, dtype=dtype, remat=None, attention=attention)
         if config.tie_word_embeddings:
             head = None
             logits = backbone.embed_tokens(backbone.output, reverse=True)
         else:
-            head = keras.layers.Dense(
+            head = Projection(
                 config.vocab_size,
                 use_bias=False,
                 kernel_initializer=keras.initializers.RandomNormal(stddev=config.initializer_range),
@@ -64,13 +69,29 @@ class QwenCausalLM(QwenModel):
         self.attention = attention
         self.backbone, self.lm_head, self.blocks = backbone, head, backbone.blocks
         self.remat = remat
+        self.scan_blocks = scan_blocks
         self._step = None
+
+    @property
+    def scan_blocks(self):
+        """As of `QwenBackbone`."""
+        return self.backbone.scan_blocks
+
+    @scan_blocks.setter
+    def scan_blocks(self, on):
+        self.backbone.scan_blocks = on
+        self.train_function = self.test_function = self.predict_function = None
+
+    def call(self, inputs, training=None, mask=None):
+        if not self.scan_blocks:
+            return super().call(inputs, training=training)
+        return self._head(self.backbone(inputs, training=training))
 
     def head_kernel(self):
         """`(kernel, transposed)` of the head: (hidden_size, vocab), or the embeddings (vocab, hidden_size) if tied."""
         if self.lm_head is None:
-            return self.backbone.embed_tokens.embeddings, True
-        return self.lm_head.kernel, False
+            return self.backbone.embed_tokens.head, True
+        return self.lm_head.current_weight, False
 
     def token_loss(self, inputs, labels, weights, training=False):
         """Sums over a batch of loss, right tokens and weights, without the logits of the batch ever existing.
@@ -84,11 +105,14 @@ class QwenCausalLM(QwenModel):
             `keras_qwen.ops.linear_cross_entropy`'s `TokenLoss`.
         """
         kernel, transposed = self.head_kernel()
-        with self.backbone.embed_tokens.sharing() if transposed else contextlib.nullcontext() as shared:
+        # One array for both gradients of a tied matrix, if it has any.
+        shares = transposed and kernel.trainable and kernel is self.backbone.embed_tokens.current_weight
+        sharing = self.backbone.embed_tokens.sharing() if shares else contextlib.nullcontext()
+        with sharing as shared, self.dropout_seeds(training):
             hidden = self.backbone(inputs, training=training)
         return linear_cross_entropy(
             hidden,
-            shared.table if transposed else kernel,
+            shared.table if shares else kernel,
             labels,
             weights,
             transposed=transposed,
@@ -180,7 +204,7 @@ class QwenCausalLM(QwenModel):
             >>> for piece in model.generate("Once upon a time", stop=["."], stream=True):
             ...     print(piece, end="", flush=True)
         """
-        if self._generator is None:
+        if self._has_changed("generate") or self._generator is None:
             self._generator = Generator(
                 self.config,
                 call_with_cache=self.backbone.call_with_cache,
@@ -271,12 +295,6 @@ class QwenCausalLM(QwenModel):
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
-
-    def make_train_function(self, force=False):
-        # TensorFlow traces a step that makes variables twice.
-        if self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(self.trainable_variables)
-        return super().make_train_function(force)
 
     @property
     def metrics(self):
