@@ -35,5 +35,5 @@ def check_alike(blocks):
             )
     if any("seed" in v.path for v in blocks[0].non_trainable_variables):
         raise ValueError(
-            "scan_blocks does not go together with dropout: every block would drop the same; turn one off."
+            "scan_blocks and dropout exclude each other, as every block would drop the same: turn one off."
         )
