@@ -1,7 +1,7 @@
 """python -m benchmarks.remat_on_tpu [POLICY ...]: what remat saves on a real accelerator, without having one.
 
 Compiles the forward and backward pass of 16 decoder blocks (or LAYERS, from the environment) of Qwen2.5-32B's shape,
-batch 8 x 4096, mixed_bfloat16, for a 2 x 8 mesh of TPU v5p, and prints the compiler's own account of one device's memory.
+batch 8 x 4096, mixed_bfloat16, for a 2 x 8 mesh of TPU v5p, and prints the compiler's own account of a device's memory.
 Needs libtpu (`pip install "jax[tpu]"`), no TPU; a JSON document comes last.
 """
 
