@@ -137,8 +137,12 @@ def small_model(data, settings):
     return tokenizer, kq.QwenCausalLM(config)
 
 
-def fine_tune(model, rows, settings):
+def fine_tune(model, rows, settings, optimizer=keras.optimizers.AdamW):
     """Train.
+
+    Args:
+        model, rows, settings: what, on what, and how.
+        optimizer: called with the schedule, `weight_decay` and `global_clipnorm`.
 
     Returns:
         Three lists of losses: of every step, of every epoch, and on the held-out rows before training and after every
@@ -153,7 +157,7 @@ def fine_tune(model, rows, settings):
         decay_steps=max(steps - warmup_steps, 1),
         alpha=0.1,
     )
-    model.compile(optimizer=keras.optimizers.AdamW(schedule, weight_decay=0.01, global_clipnorm=1.0))
+    model.compile(optimizer=optimizer(schedule, weight_decay=0.01, global_clipnorm=1.0))
     training, validation = rows.training(settings.epochs), rows.validation()
     loss_before = model.evaluate(**validation, verbose=0, return_dict=True)["loss"]
     step_losses = StepLosses(training["sample_weight"].reshape(steps, -1).sum(axis=1))
