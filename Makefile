@@ -2,6 +2,7 @@
 
 BACKEND ?= tensorflow
 SHARED  ?= ../shared
+JOBS    ?= 2
 PIP     := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test parity real-model bench lint types
@@ -14,10 +15,10 @@ demo: .venv/.installed  ## fine-tune, save, reload: MODEL=<folder or Hub id> DAT
 	KERAS_BACKEND=$(BACKEND) TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m keras_qwen.demo \
 		$(if $(MODEL),--model "$(MODEL)") $(if $(DATA),--data "$(DATA)") $(if $(OUTPUT),--output "$(OUTPUT)")
 
-test: .venv/.installed  ## the test suite on TensorFlow, then on JAX: ARGS=<more for pytest>
+test: .venv/.installed  ## the test suite on TensorFlow, then on JAX: ARGS=<more for pytest> JOBS=<processes>
 	@failed=; for backend in tensorflow jax; do \
 		echo "== tests on $$backend"; \
-		KERAS_BACKEND=$$backend .venv/bin/python -m pytest $(ARGS) || failed="$$failed $$backend"; \
+		KERAS_BACKEND=$$backend .venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS) || failed="$$failed $$backend"; \
 	done; test -z "$$failed" || { echo "tests failed on:$$failed" >&2; exit 1; }
 
 parity: .venv/.installed .venv-parity/.installed  ## beside transformers and peft, on the torch backend, and the acceptance checks
