@@ -4,6 +4,8 @@ import contextlib
 
 import keras
 from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import global_seed_generator
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # what `fit` reads from, on every backend
 
 _UNINITIALIZED = "uninitialized_variables"  # where Keras keeps the variables created in a stateless scope
 
@@ -38,6 +40,21 @@ def set_initializer(variable, initializer):
     if variable._value is not None:
         raise RuntimeError(f"{variable.path} is initialised already; Keras no longer defers it.")
     variable._initializer = initializer
+
+
+@contextlib.contextmanager
+def unlocked(layer):
+    """Inside, a layer that is built takes new variables and sublayers."""
+    layer._tracker.unlock()
+    try:
+        yield
+    finally:
+        layer._tracker.lock()
+
+
+def optimized_variables(optimizer):
+    """The variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
 
 
 def loss_tracker(model):
@@ -86,3 +103,8 @@ def weight_decay(optimizer, variable):
     if optimizer.weight_decay is None or not optimizer._use_weight_decay(variable):
         return 0.0
     return optimizer.weight_decay
+
+
+def global_seed_state():
+    """The variable behind all of Keras's random numbers for which no seed is given."""
+    return global_seed_generator().state

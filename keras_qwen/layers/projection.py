@@ -2,27 +2,34 @@
 
 import keras
 
+from keras_qwen.layers.lora import Adaptable
+from keras_qwen.layers.quantized_policy import quantization_of
 from keras_qwen.ops.row_matmul import row_matmul
 
 
-class Projection(keras.layers.Dense):
-    """A `keras.layers.Dense` that is fast at the single rows of decoding."""
+class Projection(Adaptable, keras.layers.Dense):
+    """A `keras.layers.Dense` that is fast at the single rows of decoding, and can be adapted with `LoRA`.
+
+    Whatever needs the kernel asks `base_product`, `full_kernel` or `replace_kernel` for it.
+    """
+
+    weight_name = "kernel"
 
     def call(self, inputs, training=None):
-        outputs = self.base_product(inputs)
+        adapter = self.adapter
+        if adapter is None:
+            outputs = self.base_product(inputs)
+        else:
+            outputs = adapter.product(inputs, self.base_product, training)
         return outputs if self.bias is None else outputs + self.bias
 
     def base_product(self, inputs):
         """`inputs @ kernel`: all that the layer computes with its kernel, however that is kept."""
         return row_matmul(inputs, self.kernel)
 
-    def full_kernel(self):
-        """The kernel (inputs, units) as one array in the variables' dtype, however it is kept."""
-        return self.kernel
-
 
 def build_projection(parent, name, units, input_shape, *, use_bias, kernel_initializer):
-    """A built `Projection` under the parent's dtype policy, with an initialiser (and seed) of its own.
+    """A built `Projection`, quantised if the parent's dtype policy says so, with an initialiser (and seed) of its own.
 
     Args:
         parent: the layer that the projection belongs to; its `build` must be running.
@@ -32,7 +39,10 @@ def build_projection(parent, name, units, input_shape, *, use_bias, kernel_initi
     """
     if isinstance(kernel_initializer, keras.initializers.Initializer):
         kernel_initializer = kernel_initializer.clone()  # one object would give every kernel the same values
-    dense = Projection(
+    layer = Projection
+    if quantization_of(parent.dtype_policy) is not None:
+        from keras_qwen.layers.quantized_projection import QuantizedProjection as layer  # it is a Projection itself
+    dense = layer(
         units, use_bias=use_bias, kernel_initializer=kernel_initializer, dtype=parent.dtype_policy, name=name
     )
     dense.build(input_shape)

@@ -6,12 +6,13 @@ import types
 import keras
 from keras import ops
 
+from keras_qwen.layers.lora import Adaptable
 from keras_qwen.ops.embedding_lookup import embedding_lookup, shared_embedding
 from keras_qwen.ops.row_matmul import row_matmul
 
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(Adaptable, keras.layers.Layer):
     """Embedding matrix whose gradient is dense and right on every backend, repeated tokens included.
 
     Args:
@@ -34,6 +35,8 @@ class TokenEmbedding(keras.layers.Layer):
     Reference: Press and Wolf, 2017, "Using the Output Embedding to Improve Language Models", arXiv:1608.05859.
     """
 
+    weight_name = "embeddings"
+
     def __init__(self, vocab_size, hidden_size, embeddings_initializer="random_normal", **kwargs):
         super().__init__(**kwargs)
         self.vocab_size = vocab_size
@@ -50,13 +53,18 @@ class TokenEmbedding(keras.layers.Layer):
             autocast=False,  # a lookup must not cast the whole matrix
         )
 
+    @property
+    def head(self):
+        """The matrix that a tied head multiplies with."""
+        return self.embeddings if self.adapter is not None and not self.adapter.ties_head else self.current_weight
+
     def call(self, inputs, reverse=False):
         if reverse:
-            return row_matmul(inputs, ops.cast(self.embeddings, self.compute_dtype), transposed=True)
+            return row_matmul(inputs, ops.cast(self.head, self.compute_dtype), transposed=True)
         if self._shared is None:
-            vectors = embedding_lookup(self.embeddings, inputs)
+            vectors = embedding_lookup(self.current_weight, inputs)
         else:
-            vectors, self._shared.table = shared_embedding(self.embeddings, inputs)
+            vectors, self._shared.table = shared_embedding(self.current_weight, inputs)
         return ops.cast(vectors, self.compute_dtype)
 
     @contextlib.contextmanager

@@ -11,15 +11,16 @@ from keras_qwen.checkpoint import hub, loading, saving
 from keras_qwen.config import QwenConfig
 from keras_qwen.keras_private import deferred_initialization
 from keras_qwen.models.freezing import FreezingMethods
+from keras_qwen.models.quantizing import QuantizationMethods, quantized_policy
 from keras_qwen.ops.attention import choose_implementation
 from keras_qwen.ops.attention_backend import backend_module
-from keras_qwen.parameters import parameter_table
+from keras_qwen.parameters import is_adapter_path, parameter_table, quantized_table
 from keras_qwen.training.fitting import prepared_fit
 
 INPUT_NAMES = ("token_ids", "padding_mask", "segment_ids", "position_ids")
 
 
-class QwenModel(FreezingMethods, keras.Model):
+class QwenModel(QuantizationMethods, FreezingMethods, keras.Model):
     """A functional Keras model with optional inputs, a changeable `remat`, and Hugging Face checkpoints.
 
     Subclasses set `config`, `attention` and `blocks`; `has_head` says whether there is a language-model head.
@@ -172,6 +173,7 @@ class QwenModel(FreezingMethods, keras.Model):
         *,
         dtype=None,
         remat=None,
+        quantization=None,
         config=None,
         attention="auto",
         check_finite=False,
@@ -187,6 +189,10 @@ class QwenModel(FreezingMethods, keras.Model):
             dtype: dtype policy of the model; default Keras's global policy. A policy whose variables cannot hold the
                 checkpoint's values exactly warns.
             remat, attention: as of the class.
+            quantization: `"int8"`, `"int4"` or `"nf4"`: the projections of the blocks are quantised while they are
+                loaded, each when its turn comes, to 8, 4.4 or 4.1 bits a weight. Everything else stays in half
+                precision where the checkpoint or `dtype` has it so. All is frozen: adapters are trained on top, see
+                `enable_lora`. `dequantize` gives a model with full weights.
             config: a dict of settings that override `config.json`, e.g. a `rope_scaling`.
             check_finite: whether NaN and infinity in a tensor are errors.
             revision, token, cache_dir, local_files_only: passed to `huggingface_hub` for a Hub id.
@@ -207,14 +213,19 @@ class QwenModel(FreezingMethods, keras.Model):
         settings = QwenConfig.from_json(folder / "config.json", **(config or {}))
         tensors = loading.CheckpointTensors(
             folder,
-            cls.parameter_table(settings),
+            quantized_table(cls.parameter_table(settings), quantization),
             tied=settings.tie_word_embeddings,
             with_head=cls.has_head,
             check_finite=check_finite,
         )
+        if quantization is not None:
+            dtype = quantized_policy(quantization, dtype, tensors.common_dtype())
         with deferred_initialization():
             model = cls(settings, dtype=dtype, remat=remat, attention=attention)
             tensors.initialize(model.variables)
+        if quantization is not None:
+            for variable in model.variables:
+                variable.trainable = False
         model.source = saving.Source(folder, tensors.dtypes)
         model.name_or_path = str(source)
         return model
@@ -236,6 +247,7 @@ class QwenModel(FreezingMethods, keras.Model):
             OSError: if writing fails; nothing in `folder` has changed then.
             ValueError: for an unknown dtype or size.
         """
+        self.check_saveable()
         saving.save(
             folder,
             config=self.config,
@@ -247,6 +259,12 @@ class QwenModel(FreezingMethods, keras.Model):
             tokenizer=tokenizer,
             generation_config=self.generation_config_to_save(),
         )
+
+    def check_saveable(self):
+        """Raises ValueError where `save_pretrained` would leave something out."""
+        self.check_not_quantized("save_pretrained")
+        if any(variable.trainable and is_adapter_path(variable.path) for variable in self.weights):
+            raise ValueError("An adapter is active: save the language model, after merge_adapter, or its adapter.")
 
     def generation_config_to_save(self):
         """The generation settings to write; None leaves them as they came with the checkpoint."""

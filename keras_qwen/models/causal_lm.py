@@ -231,7 +231,9 @@ class QwenCausalLM(AdapterMethods, QwenModel):
 
     def _head(self, hidden):
         kernel, transposed = self.head_kernel()
-        return row_matmul(hidden, keras.ops.cast(kernel, hidden.dtype), transposed)
+        if keras.backend.standardize_dtype(hidden.dtype) != "float32":  # which takes a narrower kernel as it is
+            kernel = keras.ops.cast(kernel, hidden.dtype)
+        return row_matmul(hidden, keras.ops.convert_to_tensor(kernel), transposed)
 
     def compile(self, optimizer="adamw", loss=None, *, micro_batch_size=None, jit_compile="auto", **kwargs):
         """Configures training.
@@ -273,9 +275,10 @@ class QwenCausalLM(AdapterMethods, QwenModel):
                 "micro_batch_size, which weighs by tokens and leaves no step unapplied."
             )
         rounds = getattr(inner, "stochastic_rounding", False)
-        if self.dtype_policy.variable_dtype in ("bfloat16", "float16") and not rounds:
+        half = {variable.dtype for variable in self.trainable_variables} & {"bfloat16", "float16"}
+        if half and not rounds:
             warnings.warn(
-                f"The weights are {self.dtype_policy.variable_dtype}: updates smaller than 1/256 of a weight vanish "
+                f"Weights that are trained are {' and '.join(sorted(half))}: updates smaller than 1/256 of a weight vanish "
                 f"when they are rounded, so that small learning rates train nothing. Use dtype='mixed_bfloat16', or "
                 f"keras_qwen.training.AdamW with stochastic_rounding=True.",
                 stacklevel=3,

@@ -1,0 +1,95 @@
+"""Adapter files in PEFT's format: from variables to a folder, and back."""
+
+import json
+
+import keras
+import numpy as np
+
+from keras_qwen.backend import filled
+from keras_qwen.checkpoint.file_names import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
+from keras_qwen.checkpoint.replacing import replaced_folder
+from keras_qwen.checkpoint.safetensors_files import read_header, write_file
+from keras_qwen.parameters import is_adapter_path, match_variables
+
+
+def save_adapter(folder, *, settings, table, variables):
+    """Writes adapter_config.json and adapter_model.safetensors; other files in the folder stay.
+
+    Args:
+        folder: where to; created if missing. Written beside it first, and renamed at the end.
+        settings: contents of adapter_config.json.
+        table: rows of `keras_qwen.parameters.adapter_table`.
+        variables: the model's, those of the adapter among them.
+
+    Raises:
+        OSError: if writing fails; nothing in `folder` has changed then.
+    """
+    matched = _matched(table, variables)
+    rows = sorted(table, key=lambda row: row.hf_name)
+    names = (ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME)
+    with replaced_folder(folder, stale=names.__contains__) as new:
+        (new / ADAPTER_CONFIG_NAME).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        write_file(
+            new / ADAPTER_WEIGHTS_NAME,
+            [(row.hf_name, np.dtype("float32"), row.hf_shape, _stored_form(row, matched[row.path])) for row in rows],
+        )
+
+
+def _matched(table, variables):
+    return match_variables(table, [v for v in variables if is_adapter_path(v.path)])
+
+
+def _stored_form(row, variable):
+    return lambda: row.transform.inverse(keras.ops.convert_to_numpy(variable.value))
+
+
+class AdapterTensors:
+    """The tensors of an adapter folder, checked against the adapter's table.
+
+    Args:
+        folder: the adapter folder.
+        table: rows of `keras_qwen.parameters.adapter_table`.
+        same: {hf_name: hf_name of the table}: tensors that the file may hold a second time under another name.
+
+    Raises:
+        OSError: if the file is missing or damaged.
+        ValueError: naming tensors that are missing, unknown or of the wrong shape.
+    """
+
+    def __init__(self, folder, table, *, same=None):
+        file = folder / ADAPTER_WEIGHTS_NAME
+        if not file.is_file():
+            found = ", ".join(sorted(p.name for p in folder.glob("adapter_model*"))[:3])
+            hint = f" It has {found}; convert it with peft's save_pretrained." if found else ""
+            raise OSError(f"{folder} has no {ADAPTER_WEIGHTS_NAME}.{hint}")
+        stored, names = read_header(file), {row.hf_name for row in table}
+        for copy, name in (same or {}).items():
+            if copy in stored and name in stored and stored[copy].equals(stored[name]):
+                stored.pop(copy)
+        if missing := sorted(names - stored.keys()):
+            raise ValueError(
+                f"{file} lacks {len(missing)} of the {len(names)} tensors that {ADAPTER_CONFIG_NAME} asks for on this "
+                f"model: {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}. Is it for another base model?"
+            )
+        if unknown := sorted(stored.keys() - names):
+            raise ValueError(
+                f"{file} has {len(unknown)} tensors that {ADAPTER_CONFIG_NAME} does not account for on this model: "
+                f"{', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}. Is it for another base model?"
+            )
+        for row in table:
+            if (shape := stored[row.hf_name].shape) != row.hf_shape:
+                raise ValueError(
+                    f"Tensor {row.hf_name} in {file} has shape {shape}; this model and {ADAPTER_CONFIG_NAME} ask for "
+                    f"{row.hf_shape}. The adapter was trained on a model of another size."
+                )
+        self.table, self.tensors = table, stored
+
+    def read_into(self, variables):
+        """Gives the adapter's variables their values."""
+        matched = _matched(self.table, variables)
+        for row in self.table:
+            matched[row.path].assign(self._value(row))
+
+    def _value(self, row):
+        tensor = self.tensors[row.hf_name]
+        return filled(row.shape, "float32", lambda array: tensor.read_into(row.transform.inverse(array)))
