@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_qwen import keras_private
+from keras_qwen.ops.attention_dense import as_seed
 from keras_qwen.ops.row_matmul import row_matmul
 from keras_qwen.parameters import adapter_layer_name
 
@@ -86,7 +87,7 @@ class LoRA(keras.layers.Layer):
     def __init__(self, rank, scale, dropout=0.0, use_dora=False, **kwargs):
         super().__init__(**kwargs)
         self.rank, self.scale, self.dropout, self.use_dora = rank, scale, dropout, use_dora
-        self.seed_generator = keras.random.SeedGenerator() if dropout else None
+        self.seed_generator = None
         self.seed = None  # of the call that is running, where it was drawn before
 
     def build_for(self, projection):
@@ -94,6 +95,8 @@ class LoRA(keras.layers.Layer):
         inputs, units = projection.input_spec.axes[-1], projection.units
         uniform = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
         with keras.name_scope(self.name, caller=self):
+            if self.dropout:
+                self.seed_generator = keras.random.SeedGenerator()
             self.A = self._add("A", (inputs, self.rank), uniform)
             self.B = self._add("B", (self.rank, units), "zeros")
             if self.use_dora:
@@ -152,7 +155,9 @@ class LoRA(keras.layers.Layer):
         return self.magnitude * ops.rsqrt(ops.maximum(squares, 1e-30))
 
     def _dropped(self, inputs):
-        return keras.random.dropout(inputs, self.dropout, seed=self.seed_generator if self.seed is None else self.seed)
+        return keras.random.dropout(
+            inputs, self.dropout, seed=as_seed(self.seed_generator if self.seed is None else self.seed)
+        )
 
 
 class Replacement(keras.layers.Layer):
@@ -168,7 +173,7 @@ class Replacement(keras.layers.Layer):
 
     def build_for(self, layer):
         """Makes the copy."""
-        copied = lambda shape, dtype=None: ops.cast(layer.full_kernel(), dtype)  # noqa: E731
+        copied = lambda shape, dtype=None: ops.copy(ops.cast(layer.full_kernel(), dtype))  # noqa: E731
         with keras.name_scope(self.name, caller=self):
             shape = getattr(layer, layer.weight_name).shape
             self.value = self.add_weight(

@@ -104,6 +104,30 @@ def linear_cross_entropy(
         >>> sums = linear_cross_entropy(hidden, embeddings, labels, loss_weights, transposed=True)
         >>> sums.loss, sums.accuracy
     """
+    hidden, kernel, labels, weights, plan = prepare(
+        hidden,
+        kernel,
+        labels,
+        weights,
+        transposed=transposed,
+        chunk_size=chunk_size,
+        memory_budget=memory_budget,
+        kernel_trainable=kernel_trainable,
+        training=training,
+    )
+    if hidden.shape[0] == 0:
+        return TokenLoss(*(ops.sum(hidden) * 0.0 for _ in range(3)))
+    loss_sum, correct_sum = _BACKEND.differentiable_sums(_SUMS, plan, hidden, kernel, labels, weights)
+    return TokenLoss(loss_sum, correct_sum, ops.sum(weights))
+
+
+def prepare(hidden, kernel, labels, weights, *, transposed, chunk_size, memory_budget, kernel_trainable, training):
+    """Checks the arguments of `linear_cross_entropy` and brings them into the form its loop takes.
+
+    Returns:
+        `(hidden, kernel, labels, weights, plan)`: tokens in one dimension, labels in the vocabulary, float32 weights
+        that are 0 for negative labels, and the `Plan`.
+    """
     hidden, kernel, labels = (ops.convert_to_tensor(x) for x in (hidden, kernel, labels))
     hidden_size, vocab = _check_shapes(hidden, kernel, labels, transposed)
     _check_labels(labels, vocab)
@@ -119,12 +143,10 @@ def linear_cross_entropy(
     weights = ops.stop_gradient(ops.where(labels < 0, 0.0, weights))
     labels = ops.clip(ops.cast(labels, "int32"), 0, vocab - 1)
     tokens = hidden.shape[0]
-    if tokens == 0:
-        return TokenLoss(*(ops.sum(hidden) * 0.0 for _ in range(3)))
     shards = math.gcd(tokens, _batch_shards()) if tokens else 1
     whole = _BACKEND.adds_in_place() or keras.distribution.distribution() is not None
     plan = Plan(
-        chunk_size=_chunk_size(chunk_size, memory_budget, tokens, vocab, shards),
+        chunk_size=1 if tokens == 0 else _chunk_size(chunk_size, memory_budget, tokens, vocab, shards),
         pieces=1 if whole else _pieces(hidden_size, vocab),
         transposed=transposed,
         gradients=training,
@@ -132,8 +154,7 @@ def linear_cross_entropy(
         kernel_dtype=keras.backend.standardize_dtype(kernel.dtype),
         shards=shards,
     )
-    loss_sum, correct_sum = _BACKEND.differentiable_sums(_SUMS, plan, hidden, kernel, labels, weights)
-    return TokenLoss(loss_sum, correct_sum, ops.sum(weights))
+    return hidden, kernel, labels, weights, plan
 
 
 def _check_shapes(hidden, kernel, labels, transposed):

@@ -60,7 +60,7 @@ def token_sums(backend, plan, hidden, kernel, labels, weights):
     hidden_chunks = ops.reshape(ops.take(hidden, order, axis=0), (chunks, chunk_size, hidden_size))
     label_chunks = ops.reshape(ops.take(labels, order), (chunks, chunk_size))
     weight_chunks = ops.reshape(ops.where(filled, ops.take(weights, order), 0.0), (chunks, chunk_size))
-    head = _Head(backend, plan, kernel, hidden.dtype)
+    head = ChunkedHead(backend, plan, kernel, hidden.dtype)
 
     def step(index, loss_sum, correct_sum, *state):
         chunk = hidden_chunks[index], label_chunks[index], weight_chunks[index]
@@ -86,7 +86,7 @@ def token_sums(backend, plan, hidden, kernel, labels, weights):
     return loss_sum, correct_sum, hidden_gradient, state[2] if plan.kernel_gradient else None
 
 
-class _Head:
+class ChunkedHead:
     """One chunk of tokens against the kernel, one piece of the vocabulary after the other."""
 
     def __init__(self, backend, plan, kernel, dtype):
