@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-_BACKENDS = ("tensorflow", "jax", "torch")
+BACKENDS = ("tensorflow", "jax", "torch")
 
 
 def require_backend():
@@ -18,10 +18,10 @@ def require_backend():
         >>> require_backend()
         >>> import keras
     """
-    chosen, source = _chosen_backend()
-    if chosen not in _BACKENDS or _installed(chosen):
+    chosen, source = chosen_backend()
+    if chosen not in BACKENDS or installed(chosen):
         return  # what Keras does not know, it says better itself
-    others = [name for name in _BACKENDS if _installed(name)]
+    others = [name for name in BACKENDS if installed(name)]
     install = 'pip install "keras-qwen[tensorflow]"' if chosen != "jax" else 'pip install "keras-qwen[jax]"'
     if chosen == "torch":
         install = "pip install torch"
@@ -39,7 +39,7 @@ def require_backend():
     )
 
 
-def _chosen_backend():
+def chosen_backend():
     """The backend Keras will import, and where that choice comes from, by Keras's own order of precedence."""
     if backend := os.environ.get("KERAS_BACKEND"):
         return backend, "chosen by KERAS_BACKEND"
@@ -60,5 +60,5 @@ def _keras_folder():
     return (home if os.access(home, os.W_OK) else Path("/tmp")) / ".keras"
 
 
-def _installed(name):
+def installed(name):
     return importlib.util.find_spec(name) is not None

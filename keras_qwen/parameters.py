@@ -7,11 +7,14 @@ dimensions relate to it.
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from keras_qwen.config import QwenConfig
-from keras_qwen.ops.quantization import Quantized
+
+if TYPE_CHECKING:  # the table itself needs no Keras: `keras-qwen inspect` reads it without
+    from keras_qwen.ops.quantization import Quantized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Parameter:
     shape: tuple[int, ...]
     transform: Transform
     axes: tuple[str, ...]
-    quantized: Quantized | None = None
+    quantized: "Quantized | None" = None
 
     @property
     def hf_module(self) -> str:
@@ -152,6 +155,8 @@ def quantized_table(table, kind) -> tuple[Parameter, ...]:
     """
     if kind is None:
         return table
+    from keras_qwen.ops.quantization import Quantized
+
     kernels, rows = set(projections(table).values()), []
     for row in table:
         if row not in kernels:

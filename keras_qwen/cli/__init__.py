@@ -1,0 +1,1 @@
+"""The shell `keras-qwen`. It uses the package as its users do, and starts without Keras."""
