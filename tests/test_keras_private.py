@@ -102,3 +102,12 @@ def test_abstract_variables_never_get_a_value():
         assert tuple(layer.kernel.shape) == (2, 3)
     with keras_private.deferred_initialization():
         pass  # nothing left over from before
+
+
+def test_global_seed_state_is_what_unseeded_numbers_come_from():
+    keras.random.uniform((2,))
+    state = keras_private.global_seed_state()
+    kept = keras.ops.convert_to_numpy(state.value)
+    first = keras.ops.convert_to_numpy(keras.random.uniform((5,)))
+    state.assign(kept)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(keras.random.uniform((5,))), first)

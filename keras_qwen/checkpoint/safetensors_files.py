@@ -17,7 +17,15 @@ import numpy as np
 from keras_qwen.checkpoint.file_names import INDEX_NAME, WEIGHTS_NAME
 
 DTYPES = {"F32": np.dtype("float32"), "F16": np.dtype("float16"), "BF16": np.dtype(ml_dtypes.bfloat16)}
-CODES = {dtype: code for code, dtype in DTYPES.items()}
+# What a training state holds besides: counters, seeds, moments of 8 bits.
+STATE_DTYPES = DTYPES | {
+    code: np.dtype(name)
+    for code, name in dict(
+        F64="float64", I8="int8", U8="uint8", I16="int16", U16="uint16", I32="int32", U32="uint32", I64="int64",
+        U64="uint64", BOOL="bool",
+    ).items()
+}  # fmt: skip
+CODES = {dtype: code for code, dtype in STATE_DTYPES.items()}
 _BLOCK_BYTES = 1 << 19  # read and converted at a time: small enough for the cache
 _PARALLEL_BYTES = 8 << 20  # tensors from this size on are read by several threads
 
@@ -74,6 +82,12 @@ class StoredTensor:
                 with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
                     list(pool.map(copy, starts))
 
+    def rows(self, start, stop):
+        """Some of its rows, from `start` to `stop`, as a tensor of their own."""
+        row_bytes = self.nbytes // max(self.shape[0], 1)
+        offset = self.offset + start * row_bytes
+        return dataclasses.replace(self, shape=(stop - start, *self.shape[1:]), offset=offset)
+
     def equals(self, other: "StoredTensor") -> bool:
         """Whether both hold the same values."""
         if self.shape != other.shape:
@@ -93,8 +107,12 @@ def _read_at(descriptor, view, offset):
     return done
 
 
-def read_header(path: str | Path) -> dict[str, StoredTensor]:
+def read_header(path: str | Path, dtypes=DTYPES) -> dict[str, StoredTensor]:
     """Reads and checks the header of one safetensors file.
+
+    Args:
+        path: the file.
+        dtypes: {code: dtype} of what may be in it, those of checkpoints by default.
 
     Raises:
         OSError: if the file is missing, truncated or no safetensors file; the message names it.
@@ -118,9 +136,9 @@ def read_header(path: str | Path) -> dict[str, StoredTensor]:
             raise OSError(f"{path} has no valid safetensors header: {problem!r}. Fetch it again.") from problem
     tensors, expected = {}, 0
     for name, (code, shape, begin, end) in sorted(entries.items(), key=lambda item: (item[1][2], item[1][3])):
-        if code not in DTYPES:
-            raise ValueError(f"Tensor {name} in {path} has dtype {code}; keras_qwen loads {', '.join(DTYPES)}.")
-        tensor = StoredTensor(path, name, DTYPES[code], shape, 8 + length + begin)
+        if code not in dtypes:
+            raise ValueError(f"Tensor {name} in {path} has dtype {code}; keras_qwen loads {', '.join(dtypes)}.")
+        tensor = StoredTensor(path, name, dtypes[code], shape, 8 + length + begin)
         if begin != expected or end - begin != tensor.nbytes:
             raise OSError(f"{path} says tensor {name} {shape} lies at bytes {begin} to {end}: its header is damaged.")
         tensors[name], expected = tensor, end

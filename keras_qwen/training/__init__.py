@@ -1,5 +1,6 @@
 """What `compile` and `fit` train with."""
 
 from keras_qwen.training.adamw import AdamW
+from keras_qwen.training.fitting import fit
 
-__all__ = ["AdamW"]
+__all__ = ["AdamW", "fit"]

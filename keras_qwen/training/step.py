@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_qwen.keras_private import loss_tracker
 from keras_qwen.ops.linear_cross_entropy import TokenLoss
+from keras_qwen.training.monitors import StepResult
 from keras_qwen.training.token_weights import reciprocal, token_weights
 
 
@@ -32,7 +33,15 @@ class TokenStep:
         self.gradient_norm = Latest(name="gradient_norm")
         self.loss_scale = Latest(name="loss_scale")
         self.backend = importlib.import_module(f"keras_qwen.training.step_{keras.backend.backend()}")
+        self.monitors = []
         self._largest_batch = 0
+
+    def watch(self, monitors):
+        """Sets what the step reports besides; returns whether that is something else than before."""
+        if [m.key for m in monitors] == [m.key for m in self.monitors]:
+            return False
+        self.monitors = list(monitors)
+        return True
 
     def batch(self, model, data):
         """Inputs without the missing ones, labels and float32 weights of a batch as `fit` hands it over."""
@@ -97,24 +106,40 @@ class TokenStep:
     @property
     def metrics(self):
         """What `logs` hold besides the loss."""
-        return [self.token_accuracy, self.gradient_norm, self.loss_scale]
+        return [self.token_accuracy, *self._of_training]
 
-    def report(self, model, sums: TokenLoss, gradients=None):
+    @property
+    def _of_training(self):
+        return [self.gradient_norm, self.loss_scale, *(metric for m in self.monitors for metric in m.metrics)]
+
+    def report(self, model, sums: TokenLoss, gradients=None, batch=None):
         """Adds a batch to the running means, weighted by its tokens, and returns `logs`.
 
         Args:
             gradients: in training, those of the loss times the optimizer's loss scale, before they are clipped. `logs`
-                then have the `gradient_norm` of this step, and its `loss_scale` if there is one that changes.
+                then have the `gradient_norm` of this step, its `loss_scale` if there is one that changes, and what the
+                monitors report.
+            batch: in training, the batch before it was `scaled`.
         """
         loss_tracker(model).update_state(sums.loss, sample_weight=sums.weight_sum)
         self.token_accuracy.update_state(sums.accuracy, sample_weight=sums.weight_sum)
         if gradients is None:
-            unknown = {self.gradient_norm.name, self.loss_scale.name}
+            unknown = {metric.name for metric in self._of_training}
         else:
-            squares = [self.backend.sum_of_squares(g) for g in gradients if g is not None]
+            variables = [v.path for v in model.trainable_variables]
+            squares = {
+                path: self.backend.sum_of_squares(g)
+                for path, g in zip(variables, gradients, strict=True)
+                if g is not None
+            }
             scale = self.loss_scale_of(model.optimizer)
-            self.gradient_norm.update_state(ops.sqrt(sum(squares)) / scale)
+            self.gradient_norm.update_state(ops.sqrt(sum(squares.values())) / scale)
             self.loss_scale.update_state(scale)
+            if self.monitors:
+                squares = {path: square / scale / scale for path, square in squares.items()}
+                result = StepResult(batch[0], batch[2], squares, model.optimizer.learning_rate)
+                for monitor in self.monitors:
+                    monitor.update(result)
             unknown = set() if hasattr(model.optimizer, "dynamic_scale") else {self.loss_scale.name}
         return {name: value for name, value in model.get_metrics_result().items() if name not in unknown}
 

@@ -8,10 +8,10 @@ from keras_qwen.training.step import add, zero_sums
 
 def train_step(step, model, state, data):
     trainable, non_trainable, optimizer, metrics = state
-    batch = step.batch(model, data)
-    weight_sum = batch[2].sum()
+    unscaled = step.batch(model, data)
+    weight_sum = unscaled[2].sum()
     with keras.StatelessScope(state_mapping=list(zip(model.optimizer.variables, optimizer, strict=True))):
-        batch = step.scaled(model.optimizer, batch)
+        batch = step.scaled(model.optimizer, unscaled)
 
     def loss(trainable, non_trainable, batch):
         sums, non_trainable = _sums(step, model, trainable, non_trainable, batch, training=True)
@@ -32,7 +32,7 @@ def train_step(step, model, state, data):
         zeros = jax.tree.map(lambda v: jax.numpy.zeros(v.shape, "float32"), trainable)
         (gradients, sums, non_trainable), _ = jax.lax.scan(accumulate, (zeros, zero_sums(), non_trainable), micro)
         gradients = jax.tree.map(lambda g, v: g.astype(v.dtype), gradients, trainable)
-    logs, metrics = _report(step, model, metrics, sums, gradients, optimizer, weight_sum)
+    logs, metrics = _report(step, model, metrics, sums, gradients, optimizer, weight_sum, unscaled)
     trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
     return logs, (trainable, non_trainable, optimizer, metrics)
 
@@ -63,7 +63,7 @@ def _sums(step, model, trainable, non_trainable, batch, *, training):
     return sums, [scope.get_current_value(v) for v in model.non_trainable_variables]
 
 
-def _report(step, model, metrics, sums, gradients=None, optimizer=(), weight_sum=None):
+def _report(step, model, metrics, sums, gradients=None, optimizer=(), weight_sum=None, batch=None):
     variables = model.metrics_variables
     mapping = list(zip(variables, metrics, strict=True))
     if gradients is not None:
@@ -71,7 +71,7 @@ def _report(step, model, metrics, sums, gradients=None, optimizer=(), weight_sum
     with keras.StatelessScope(state_mapping=mapping) as scope:
         if gradients is not None:
             sums = step.unscaled(model.optimizer, sums, weight_sum)
-        logs = step.report(model, sums, gradients)
+        logs = step.report(model, sums, gradients, batch)
     return logs, [scope.get_current_value(v) for v in variables]
 
 

@@ -11,9 +11,9 @@ from keras_qwen.training.step import add, zero_sums
 
 
 def train_step(step, model, data):
-    batch = step.batch(model, data)
-    weight_sum = tf.reduce_sum(batch[2])
-    batch = step.scaled(model.optimizer, batch)
+    unscaled = step.batch(model, data)
+    weight_sum = tf.reduce_sum(unscaled[2])
+    batch = step.scaled(model.optimizer, unscaled)
     variables = model.trainable_weights
 
     def gradients_and_sums(batch):
@@ -35,7 +35,7 @@ def train_step(step, model, data):
         _, gradients, sums = _loop(micro, accumulate, zeros, tuple(zero_sums()))
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
         sums = TokenLoss(*sums)
-    logs = step.report(model, step.unscaled(model.optimizer, sums, weight_sum), gradients)
+    logs = step.report(model, step.unscaled(model.optimizer, sums, weight_sum), gradients, unscaled)
     # XLA makes one loop of an update by itself.
     update = contextlib.nullcontext() if model.jit_compile else in_place(model.optimizer, variables)
     with update:

@@ -7,9 +7,9 @@ from keras_qwen.training.step import add, zero_sums
 
 
 def train_step(step, model, data):
-    batch = step.batch(model, data)
-    weight_sum = batch[2].sum()
-    batch = step.scaled(model.optimizer, batch)
+    unscaled = step.batch(model, data)
+    weight_sum = unscaled[2].sum()
+    batch = step.scaled(model.optimizer, unscaled)
     model.zero_grad()
     sums = zero_sums()
     for part in _parts(step, batch, training=True):
@@ -19,7 +19,7 @@ def train_step(step, model, data):
     variables = model.trainable_weights
     gradients = [v.value.grad for v in variables]
     with torch.no_grad():
-        logs = step.report(model, step.unscaled(model.optimizer, sums, weight_sum), gradients)
+        logs = step.report(model, step.unscaled(model.optimizer, sums, weight_sum), gradients, unscaled)
         model.optimizer.apply(gradients, variables)
     return logs
 
