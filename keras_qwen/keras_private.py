@@ -52,6 +52,28 @@ def unlocked(layer):
         layer._tracker.lock()
 
 
+def replace_variable(layer, attribute, values):
+    """Gives a built layer another variable, of another shape, in the place of one that it has."""
+    old = getattr(layer, attribute)
+    with unlocked(layer):
+        layer._untrack_variable(old)
+        layer._tracker.unlock()
+        new = layer.add_weight(
+            name=old.name,
+            shape=values.shape,
+            dtype=old.dtype,
+            initializer=lambda shape, dtype=None: values,
+            trainable=old.trainable,
+            autocast=old._autocast,
+        )
+        setattr(layer, attribute, new)
+
+
+def set_symbolic_shape(tensor, shape):
+    """Changes what a functional model says of the shape of an output."""
+    tensor._shape = shape
+
+
 def optimized_variables(optimizer):
     """The variables that an optimizer was built for."""
     return list(optimizer._trainable_variables)

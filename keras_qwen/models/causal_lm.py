@@ -10,6 +10,8 @@ from keras_qwen.layers.projection import Projection
 from keras_qwen.models.adapters import AdapterMethods
 from keras_qwen.models.backbone import QwenBackbone
 from keras_qwen.models.base import QwenModel
+from keras_qwen.models.resizing import ResizingMethods
+from keras_qwen.models.scoring import ScoringMethods
 from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.ops.linear_cross_entropy import linear_cross_entropy
 from keras_qwen.ops.row_matmul import row_matmul
@@ -17,7 +19,7 @@ from keras_qwen.training.step import TokenStep
 
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
-class QwenCausalLM(AdapterMethods, QwenModel):
+class QwenCausalLM(AdapterMethods, ResizingMethods, ScoringMethods, QwenModel):
     """Qwen with its language-model head.
 
     Args:
@@ -104,21 +106,24 @@ class QwenCausalLM(AdapterMethods, QwenModel):
         Returns:
             `keras_qwen.ops.linear_cross_entropy`'s `TokenLoss`.
         """
+        hidden, kernel, head = self.hidden_and_head(inputs, training)
+        return linear_cross_entropy(hidden, kernel, labels, weights, training=training, **head)
+
+    def hidden_and_head(self, inputs, training=False):
+        """The hidden states, and the head to multiply them with.
+
+        Returns:
+            `(hidden, kernel, arguments)`; the arguments, `transposed` and `kernel_trainable`, are those of
+            `keras_qwen.ops.linear_cross_entropy` and `token_log_probs`, one of which must be the kernel's only use.
+        """
         kernel, transposed = self.head_kernel()
         # One array for both gradients of a tied matrix, if it has any.
         shares = transposed and kernel.trainable and kernel is self.backbone.embed_tokens.current_weight
         sharing = self.backbone.embed_tokens.sharing() if shares else contextlib.nullcontext()
         with sharing as shared, self.dropout_seeds(training):
             hidden = self.backbone(inputs, training=training)
-        return linear_cross_entropy(
-            hidden,
-            shared.table if shares else kernel,
-            labels,
-            weights,
-            transposed=transposed,
-            kernel_trainable=kernel.trainable,
-            training=training,
-        )
+        arguments = {"transposed": transposed, "kernel_trainable": kernel.trainable}
+        return hidden, shared.table if shares else kernel, arguments
 
     @property
     def tokenizer(self):
@@ -204,7 +209,7 @@ class QwenCausalLM(AdapterMethods, QwenModel):
             >>> for piece in model.generate("Once upon a time", stop=["."], stream=True):
             ...     print(piece, end="", flush=True)
         """
-        if self._has_changed("generate") or self._generator is None:
+        if self.has_changed("generate") or self._generator is None:
             self._generator = Generator(
                 self.config,
                 call_with_cache=self.backbone.call_with_cache,

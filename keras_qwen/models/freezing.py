@@ -8,14 +8,41 @@ from keras_qwen import keras_private
 from keras_qwen.parameters import is_adapter_path
 
 
-class FreezingMethods:
-    """Mixin of `QwenModel`: what is trained may change at any time, also by `layer.trainable`.
+class RetracedFunctions:
+    """Mixin of a `keras.Model` whose `computation` may change.
 
     Keras traces a step once, with the variables that were trainable then. Here `fit`, `evaluate` and `predict` trace
-    anew when these or the adapters have changed, and the optimizer follows as long as it has made no step.
+    anew when these or the adapters have changed.
     """
 
     _traced = None
+
+    def computation(self):
+        """What the compiled functions depend on besides their arguments: a list that is compared by identity."""
+        return list(self.trainable_variables)
+
+    def make_train_function(self, force=False):
+        return super().make_train_function(self.has_changed("train") or force)
+
+    def make_test_function(self, force=False):
+        return super().make_test_function(self.has_changed("test") or force)
+
+    def make_predict_function(self, force=False):
+        return super().make_predict_function(self.has_changed("predict") or force)
+
+    def has_changed(self, function):
+        """Whether `computation` is another than when this was last asked for a function, by its name."""
+        self._traced = self._traced or _Traced()
+        before, now = self._traced.by_function.get(function), self.computation()
+        self._traced.by_function[function] = now
+        return before is not None and not _same(before, now)
+
+
+class FreezingMethods(RetracedFunctions):
+    """Mixin of `QwenModel`: what is trained may change at any time, also by `layer.trainable`.
+
+    The optimizer follows as long as it has made no step.
+    """
 
     def freeze(self, patterns):
         """Stops training of the variables that patterns match.
@@ -73,25 +100,9 @@ class FreezingMethods:
             if not is_adapter_path(variable.path):
                 variable.trainable = variable.path not in frozen
 
-    def computation(self):
-        """What the compiled functions depend on besides their arguments: a list that is compared by identity."""
-        return list(self.trainable_variables)
-
     def make_train_function(self, force=False):
         self._prepare_optimizer()
-        return super().make_train_function(self._has_changed("train") or force)
-
-    def make_test_function(self, force=False):
-        return super().make_test_function(self._has_changed("test") or force)
-
-    def make_predict_function(self, force=False):
-        return super().make_predict_function(self._has_changed("predict") or force)
-
-    def _has_changed(self, function):
-        self._traced = self._traced or _Traced()
-        before, now = self._traced.by_function.get(function), self.computation()
-        self._traced.by_function[function] = now
-        return before is not None and not _same(before, now)
+        return super().make_train_function(force)
 
     def _prepare_optimizer(self):
         """The optimizer is built before a step is traced (TensorFlow traces one that makes variables twice)."""
