@@ -4,11 +4,13 @@ import re
 import time
 import warnings
 
+import numpy as np
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from keras_qwen import keras_private
 from keras_qwen.backend import filled
 from keras_qwen.checkpoint.safetensors_files import read_folder
+from keras_qwen.ops.quantization import quantize
 from keras_qwen.parameters import match_variables
 
 _HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
@@ -28,7 +30,7 @@ class CheckpointTensors:
 
     Args:
         folder: the checkpoint folder.
-        table: rows of `keras_qwen.parameters.parameter_table`.
+        table: rows of `keras_qwen.parameters.parameter_table`, or of `quantized_table`.
         tied: whether the model's head is its embedding; a stored head must then equal it.
         with_head: whether the model has a head at all; a backbone passes over a stored one.
         check_finite: whether NaN and infinity in a tensor are errors.
@@ -73,13 +75,24 @@ class CheckpointTensors:
         """{hf_name: the numpy dtype it is stored in}."""
         return {row.hf_name: self.tensors[row.path].dtype for row in self.table}
 
+    def common_dtype(self):
+        """The dtype that all tensors have but those that are quantised; None if they differ."""
+        dtypes = {str(self.tensors[row.path].dtype) for row in self.table if row.quantized is None}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
     def initialize(self, variables):
         """Makes each of the variables, whose initialisation is deferred, read its tensor when its turn comes."""
         matched = match_variables(self.table, variables)
         self._warn_if_lossy(matched)
-        progress = _Progress(sum(tensor.nbytes for tensor in self.tensors.values()), self.folder)
+        sizes = {row.hf_name: self.tensors[row.path].nbytes for row in self.table}
+        progress, parts = _Progress(sum(sizes.values()), self.folder), {}
         for row in self.table:
-            keras_private.set_initializer(matched[row.path], self._initializer(row, progress))
+            if row.quantized is None:
+                read = self._initializer(row, progress)
+            else:
+                of_tensor = parts.setdefault(row.hf_name, _Parts(self.tensors[row.path], row.quantized, progress))
+                read = of_tensor.initializer(row.part)
+            keras_private.set_initializer(matched[row.path], read)
 
     def _initializer(self, row, progress):
         tensor = self.tensors[row.path]
@@ -99,7 +112,7 @@ class CheckpointTensors:
         lossy = {}
         for row in self.table:
             stored, held = str(self.tensors[row.path].dtype), matched[row.path].dtype
-            if stored not in _EXACT[held]:
+            if row.quantized is None and stored not in _EXACT[held]:
                 lossy.setdefault((stored, held), row.hf_name)
         for (stored, held), name in lossy.items():
             warnings.warn(
@@ -107,6 +120,30 @@ class CheckpointTensors:
                 f"the values are rounded. Load with dtype='mixed_{held}' or 'float32' to keep them.",
                 stacklevel=4,
             )
+
+
+class _Parts:
+    """The parts of one tensor, which is read and quantised when the first of them is asked for."""
+
+    def __init__(self, tensor, quantized, progress):
+        self.tensor, self.quantized, self.progress = tensor, quantized, progress
+        self.arrays = {}
+
+    def initializer(self, name):
+        def read(shape, dtype=None):
+            if not self.arrays:
+                what = f"Tensor {self.tensor.name} in {self.tensor.file}"
+                self.arrays = quantize(self.quantized, self._columns, what)
+                self.progress.advance(self.tensor.nbytes)
+            array = self.arrays.pop(name)  # so that it lives no longer than until its copy is made
+            return filled(shape, dtype, lambda target: np.copyto(target, array))
+
+        return read
+
+    def _columns(self, start, stop):
+        rows = np.empty((stop - start, self.quantized.inputs), "float32")
+        self.tensor.rows(start, stop).read_into(rows)
+        return rows.T
 
 
 class _Progress:

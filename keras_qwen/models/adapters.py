@@ -300,6 +300,7 @@ class AdapterMethods:
         return super().why_nothing_is_trained()
 
     def check_saveable(self):
+        self.check_not_quantized("save_pretrained")
         if self._active_adapter is not None and self._merged is None:
             raise ValueError(
                 f"The adapter {self._active_adapter!r} is active, and save_pretrained would leave it out: call "
