@@ -15,6 +15,7 @@ from keras_qwen.models.scoring import ScoringMethods
 from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.ops.linear_cross_entropy import linear_cross_entropy
 from keras_qwen.ops.row_matmul import row_matmul
+from keras_qwen.training.preference import DPO, PreferenceStep
 from keras_qwen.training.step import TokenStep
 
 
@@ -246,8 +247,9 @@ class QwenCausalLM(AdapterMethods, ResizingMethods, ScoringMethods, QwenModel):
         Args:
             optimizer: any Keras optimizer.
             loss: None for the memory-saving next-token loss, `sum(w * ce) / sum(w)` over the whole batch, where the
-                logits of a batch never exist; `logs` then have `loss` and `token_accuracy`, weighted by tokens. A Keras
-                loss gets ordinary logits (batch, length, vocab_size).
+                logits of a batch never exist; `logs` then have `loss` and `token_accuracy`, weighted by tokens.
+                `keras_qwen.training.DPO` for pairs of answers, as lean. A Keras loss gets ordinary logits (batch,
+                length, vocab_size).
             micro_batch_size: rows that are computed at once. A batch is split, gradients are added up, and there is one
                 update a batch: memory follows the micro-batch, the result does not change.
             jit_compile: as in Keras, but `"auto"` leaves TensorFlow's graph as it is on a CPU: there a step of it needs
@@ -257,20 +259,36 @@ class QwenCausalLM(AdapterMethods, ResizingMethods, ScoringMethods, QwenModel):
         Raises:
             ValueError: for settings that do not go together; the message says which.
         """
-        if loss is None:
+        self._step = self._own_step(loss, micro_batch_size)
+        if self._step is not None:
             for name in ("metrics", "weighted_metrics", "loss_weights"):
                 if kwargs.get(name) is not None:
                     raise ValueError(
                         f"{name} need logits, which the memory-saving loss never makes; pass a Keras loss."
                     )
-            self._step = TokenStep(self.token_loss, micro_batch_size)
-        else:
-            if micro_batch_size is not None:
-                raise ValueError("micro_batch_size works with the memory-saving loss only: leave out loss.")
-            self._step = None
-        self._asked_jit_compile = jit_compile
-        super().compile(optimizer=optimizer, loss=loss, jit_compile=_jit(jit_compile), **kwargs)
+        elif micro_batch_size is not None:
+            raise ValueError("micro_batch_size works with the memory-saving loss only: leave out loss.")
+        self._asked_jit_compile, self._asked_loss = jit_compile, loss
+        keras_loss = loss if self._step is None else None
+        super().compile(optimizer=optimizer, loss=keras_loss, jit_compile=_jit(jit_compile), **kwargs)
         self._check_optimizer(micro_batch_size)
+
+    def complete_inputs(self, inputs):
+        if self._step is not None and isinstance(inputs, dict):
+            inputs = {name: value for name, value in inputs.items() if name not in self._step.own_inputs}
+        return super().complete_inputs(inputs)
+
+    def fit(self, x=None, *args, **kwargs):
+        if isinstance(self._step, PreferenceStep) and isinstance(x, dict) and kwargs.get("shuffle", True):
+            raise ValueError("Shuffling rows would part the pairs: pass shuffle=False, or a dataset of pairs.")
+        return super().fit(x, *args, **kwargs)
+
+    def _own_step(self, loss, micro_batch_size):
+        if loss is None:
+            return TokenStep(self.token_loss, micro_batch_size)
+        if isinstance(loss, DPO):
+            return PreferenceStep(loss, self.token_log_probs, self.base_log_probs, micro_batch_size)
+        return None
 
     def _check_optimizer(self, micro_batch_size):
         inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
@@ -283,9 +301,9 @@ class QwenCausalLM(AdapterMethods, ResizingMethods, ScoringMethods, QwenModel):
         half = {variable.dtype for variable in self.trainable_variables} & {"bfloat16", "float16"}
         if half and not rounds:
             warnings.warn(
-                f"Weights that are trained are {' and '.join(sorted(half))}: updates smaller than 1/256 of a weight vanish "
-                f"when they are rounded, so that small learning rates train nothing. Use dtype='mixed_bfloat16', or "
-                f"keras_qwen.training.AdamW with stochastic_rounding=True.",
+                f"Weights that are trained are {' and '.join(sorted(half))}: updates smaller than 1/256 of a weight "
+                f"vanish when they are rounded, so that small learning rates train nothing. Use "
+                f"dtype='mixed_bfloat16', or keras_qwen.training.AdamW with stochastic_rounding=True.",
                 stacklevel=3,
             )
 
@@ -298,7 +316,8 @@ class QwenCausalLM(AdapterMethods, ResizingMethods, ScoringMethods, QwenModel):
         config = super().get_compile_config()
         if not config:
             return config
-        return {**config, "micro_batch_size": self.micro_batch_size, "jit_compile": self._asked_jit_compile}
+        own = {"micro_batch_size": self.micro_batch_size, "jit_compile": self._asked_jit_compile}
+        return {**config, **own, "loss": keras.saving.serialize_keras_object(self._asked_loss)}
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))

@@ -28,6 +28,20 @@ class ScoringMethods:
         hidden, kernel, head = self.hidden_and_head(inputs, training)
         return token_log_probs(hidden, kernel, labels, mask, training=training, **head)
 
+    def base_log_probs(self, inputs, labels, mask=None):
+        """`token_log_probs` of the base, with the adapter off; no gradient goes through them.
+
+        Raises:
+            ValueError: if no adapter is active.
+        """
+        if self.active_adapter is None:
+            raise ValueError(
+                "DPO's reference is the model with its adapter off, but no adapter is active: call enable_lora, or "
+                "give the inputs `reference_log_probs` (rows,), sums of `model.score` before training."
+            )
+        with self.disable_adapter():
+            return keras.ops.stop_gradient(self.token_log_probs(inputs, labels, mask))
+
     def score(self, inputs, labels=None, *, batch_size=None):
         """How likely the model holds each token to be, given those before it.
 

@@ -23,13 +23,16 @@ class TokenStep:
         micro_batch_size: rows of a micro-batch, or None for whole batches.
     """
 
+    accuracy_name = "token_accuracy"
+    own_inputs = ()  # names of inputs that the step takes and the model does not
+
     def __init__(self, token_loss, micro_batch_size=None):
         size = micro_batch_size
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ValueError(f"micro_batch_size must be a positive integer, not {size!r}.")
         self.token_loss = token_loss
         self.micro_batch_size = size
-        self.token_accuracy = keras.metrics.Mean(name="token_accuracy")
+        self.token_accuracy = keras.metrics.Mean(name=self.accuracy_name)
         self.gradient_norm = Latest(name="gradient_norm")
         self.loss_scale = Latest(name="loss_scale")
         self.backend = importlib.import_module(f"keras_qwen.training.step_{keras.backend.backend()}")
