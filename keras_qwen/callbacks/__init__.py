@@ -1,5 +1,21 @@
 """Callbacks for `fit`: what to keep of a run, and what to see of it."""
 
+from keras_qwen.callbacks.activation_statistics import ActivationStatistics
 from keras_qwen.callbacks.checkpoint import Checkpoint
+from keras_qwen.callbacks.device_memory import DeviceMemory
+from keras_qwen.callbacks.gradient_norm import GradientNorm
+from keras_qwen.callbacks.learning_rate import LearningRate
+from keras_qwen.callbacks.report import report
+from keras_qwen.callbacks.samples import Samples
+from keras_qwen.callbacks.throughput import Throughput
 
-__all__ = ["Checkpoint"]
+__all__ = [
+    "ActivationStatistics",
+    "Checkpoint",
+    "DeviceMemory",
+    "GradientNorm",
+    "LearningRate",
+    "Samples",
+    "Throughput",
+    "report",
+]

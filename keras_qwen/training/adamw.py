@@ -1,6 +1,7 @@
 """AdamW that needs less memory: updated in place on TensorFlow, and with moments of fewer bits everywhere."""
 
 import importlib
+import re
 
 import keras
 from keras import ops
@@ -10,11 +11,15 @@ from keras_qwen.training.moments import Bfloat16Moments, moment_storage
 from keras_qwen.training.rounding import random_bits, stochastic_bfloat16
 
 MOMENTS = ("bfloat16", "int8")
+UNDECAYED = ("scale", "bias", "magnitude")
 
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
 class AdamW(keras_private.OwnUpdate):
-    """Keras's AdamW, with the same arguments and numbers, and two means against its memory.
+    """Keras's AdamW, with the same arguments and numbers, but for norms and biases, and two means against its memory.
+
+    Norms' scales, biases and DoRA's magnitudes are not decayed, as is usual for language models: decay pulls them to 0,
+    not to where they do nothing. `undecayed=()` decays all, as Keras does.
 
     As it is, it keeps Keras's state, and TensorFlow updates weights and moments in place where Keras's own needs
     arrays of the size of the weights beside them (`QwenCausalLM.fit` does that with Keras's own Adam and AdamW, too).
@@ -24,6 +29,7 @@ class AdamW(keras_private.OwnUpdate):
         moments: how the two moments are kept. None as in Keras, in the weights' dtype: 8 bytes a float32 weight.
             `"bfloat16"`: 4 bytes a weight. `"int8"`: 2 bytes and a scale for each block of 32 to 256; tensors below
             4096 entries stay float32. Both are rounded stochastically, and computed with in float32.
+        undecayed: names of variables (the last part of their path) without weight decay.
         stochastic_rounding: rounds bfloat16 weights up or down with the probability that keeps small updates on
             average, which rounding to nearest loses; for models with `dtype="bfloat16"`.
 
@@ -37,8 +43,15 @@ class AdamW(keras_private.OwnUpdate):
     References: Loshchilov and Hutter, 2019, arXiv:1711.05101; Dettmers et al., 2021, arXiv:2110.02861.
     """
 
-    def __init__(self, learning_rate=0.001, *args, moments=None, stochastic_rounding=False, **kwargs):
+    def __init__(
+        self, learning_rate=0.001, *args, moments=None, stochastic_rounding=False, undecayed=UNDECAYED, **kwargs
+    ):
         super().__init__(learning_rate, *args, **kwargs)
+        self.undecayed = tuple(undecayed)
+        if self.undecayed:
+            # TensorFlow's own variables, which Keras's optimizer asks about there, are called "scale:0".
+            patterns = [rf"(?:\A|/){re.escape(name)}(?::\d+)?\Z" for name in self.undecayed]
+            self.exclude_from_weight_decay(var_names=patterns)
         if moments is not None and moments not in MOMENTS:
             raise ValueError(f"moments must be None or one of {', '.join(MOMENTS)}, not {moments!r}.")
         self.moments, self.stochastic_rounding = moments, stochastic_rounding
@@ -113,4 +126,9 @@ class AdamW(keras_private.OwnUpdate):
         return ops.cast(weights, dtype), storage.write(first, second, seed)
 
     def get_config(self):
-        return {**super().get_config(), "moments": self.moments, "stochastic_rounding": self.stochastic_rounding}
+        return {
+            **super().get_config(),
+            "moments": self.moments,
+            "stochastic_rounding": self.stochastic_rounding,
+            "undecayed": list(self.undecayed),
+        }

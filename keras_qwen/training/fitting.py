@@ -4,7 +4,7 @@ A callback of this package may have, besides Keras's methods:
 
 - `writes_logs = True`: it adds to `logs`, so it is called before the others, wherever it stands in the list;
 - `saves_state = True`: it saves what the others leave, so it is called after them;
-- `monitors()`: a list of `Monitor`, for the training step to report;
+- `monitors(model)`: a list of `Monitor`, for the training step to report;
 - `before_fit(model, arguments)`: returns the arguments of Keras's `fit`, a dict, as it wants them;
 - `after_fit()`: called when `fit` is over, also by an exception.
 """
@@ -70,15 +70,16 @@ def _rank(callback):
 
 
 def _watch(model, callbacks):
-    monitors = [m for callback in callbacks if hasattr(callback, "monitors") for m in callback.monitors()]
+    with_monitors = [c for c in callbacks if hasattr(c, "monitors")]
+    monitors = [m for callback in with_monitors for m in callback.monitors(model)]
     step = getattr(model, "_step", None)
     if step is not None:
         if step.watch(monitors):
             model.train_function = None  # to be traced with them
     elif monitors:
-        names = sorted({type(c).__name__ for c in callbacks if hasattr(c, "monitors") and c.monitors()})
+        names = sorted({type(callback).__name__ for callback in with_monitors})
         raise ValueError(
-            f"{', '.join(names)} read the training step of the memory-saving loss: compile without a loss."
+            f"{', '.join(names)} needs the training step of the memory-saving loss: compile without a loss."
         )
 
 
