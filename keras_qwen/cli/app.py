@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from keras_qwen.cli.chat import chat
 from keras_qwen.cli.convert import convert
 from keras_qwen.cli.doctor import doctor
+from keras_qwen.cli.finetune import finetune
 from keras_qwen.cli.inspect import inspect
 from keras_qwen.cli.output import plain_warnings, say_error
 
@@ -28,11 +29,16 @@ class Commands(TyperGroup):
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
+    # --max_new_tokens, the Python argument's name as it is, will do, too
+    context_settings={
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "help_option_names": ["-h", "--help"],
+    },
     add_completion=False,
     pretty_exceptions_show_locals=False,
     help="Qwen language models in Keras: fine-tune, chat, convert and inspect checkpoints.",
 )
-for command in (chat, convert, inspect, doctor):
+for command in (chat, finetune, convert, inspect, doctor):
     app.command()(command)
 
 

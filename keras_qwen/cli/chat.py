@@ -25,7 +25,9 @@ def chat(
     top_p: Annotated[
         float | None, typer.Option(min=0, max=1, help="Draw from the likeliest tokens of so much probability.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of an answer at most.")] = 1024,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Length of an answer at most; default: 1024, or half of the context.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes what is drawn reproducible.")] = None,
     dtype: DtypeOption = None,
     quantization: QuantizationOption = None,
@@ -39,6 +41,7 @@ def chat(
     loaded = load_model(model, backend=backend, adapter=adapter, dtype=dtype, quantization=quantization)
     if loaded.tokenizer is None:
         raise ValueError(f"{model} has no tokenizer: copy tokenizer.json and tokenizer_config.json of the model there.")
+    max_new_tokens = max_new_tokens or min(1024, loaded.config.max_position_embeddings // 2)
     settings = dict(temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, seed=seed)
     conversation = Conversation(loaded, system, settings)
     if prompt is not None:
