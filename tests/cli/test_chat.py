@@ -3,72 +3,112 @@
 import shutil
 
 import keras
+import numpy as np
 import pytest
 
 import keras_qwen as kq
 from keras_qwen.cli.chat import Conversation, converse
-
-GREEDY = ["--temperature", "0", "--max-new-tokens", "5"]
-
-
-def expected(folder, messages):
-    return kq.QwenCausalLM.from_pretrained(folder).generate(messages, temperature=0, max_new_tokens=5)
+from keras_qwen.cli.loading import load_model
 
 
 def chat(*contents):
     return [dict(role="user" if i % 2 == 0 else "assistant", content=text) for i, text in enumerate(contents)]
 
 
-def test_one_prompt(shell, tiny_folder):
-    result = shell("chat", tiny_folder, "--prompt", "The sun", *GREEDY)
-    assert (result.exit_code, result.stdout) == (0, expected(tiny_folder, chat("The sun")) + "\n")
-    system = [{"role": "system", "content": "Salt"}, *chat("The sun")]
-    result = shell("chat", tiny_folder, "--prompt", "The sun", "--system", "Salt", *GREEDY)
-    assert result.stdout == expected(tiny_folder, system) + "\n"
+class Echo:
+    """In the place of a model: answers with the question, and remembers what it was asked."""
+
+    tokenizer = object()
+    config = kq.QwenConfig(max_position_embeddings=300)
+
+    def __init__(self):
+        self.asked, self.settings = [], []
+
+    def generate(self, messages, *, stream, **settings):
+        assert stream
+        self.asked.append(messages)
+        self.settings.append(settings)
+        yield from ("said ", messages[-1]["content"])
 
 
-def test_each_line_of_a_pipe_is_a_question_of_its_own(shell, tiny_folder):
-    result = shell("chat", tiny_folder, *GREEDY, stdin="The sun\n\nThe sea\n")
-    answers = [expected(tiny_folder, chat(line)) + "\n" for line in ("The sun", "The sea")]
-    assert (result.exit_code, result.stdout) == (0, "".join(answers))
+@pytest.fixture
+def echo(monkeypatch):
+    model = Echo()
+    monkeypatch.setattr("keras_qwen.cli.chat.load_model", lambda *args, **kwargs: model)
+    return model
 
 
-def test_a_conversation(tiny_folder, capsys):
+def test_a_real_model_answers_as_it_does_in_python(shell, tiny_folder):
+    result = shell("chat", tiny_folder, "--prompt", "The sun", "--system", "Salt", "--seed", 3, "--max-new-tokens", 8)
     model = kq.QwenCausalLM.from_pretrained(tiny_folder)
-    conversation = Conversation(model, None, dict(temperature=0, max_new_tokens=5))
-    lines = iter(["The sun", "", "The sea", "/help", "/reset", "Salt", "/exit", "never asked"])
+    messages = [{"role": "system", "content": "Salt"}, *chat("The sun")]
+    answer = "".join(model.generate(messages, max_new_tokens=8, seed=3, stream=True))
+    assert (result.exit_code, result.stdout) == (0, answer + "\n")
+
+
+def test_settings_reach_generate(shell, echo):
+    result = shell("chat", "m", "--prompt", "Hi", "--temperature", 0.5, "--top-p", 0.9, "--max_new_tokens", 7)
+    assert (result.exit_code, result.stdout) == (0, "said Hi\n")
+    assert echo.settings == [dict(temperature=0.5, top_p=0.9, max_new_tokens=7, seed=None)]
+    shell("chat", "m", "--prompt", "Hi")
+    assert echo.settings[1] == dict(temperature=None, top_p=None, max_new_tokens=150, seed=None)  # half of the context
+
+
+def test_each_line_of_a_pipe_is_a_question_of_its_own(shell, echo):
+    result = shell("chat", "m", "--system", "Be brief.", stdin="One?\n\n Two? \n")
+    assert (result.exit_code, result.stdout) == (0, "said One?\nsaid Two?\n")
+    system = {"role": "system", "content": "Be brief."}
+    assert echo.asked == [[system, *chat("One?")], [system, *chat("Two?")]]
+
+
+def test_a_conversation(echo, capsys):
+    conversation = Conversation(echo, None, {})
+    lines = iter(["One?", "", "Two?", "/help", "/reset", "Three?", "/exit", "never asked"])
     converse(conversation, lambda sign: next(lines))
-    first = expected(tiny_folder, chat("The sun"))
-    second = expected(tiny_folder, chat("The sun", first, "The sea"))
-    third = expected(tiny_folder, chat("Salt"))
+    assert echo.asked == [chat("One?"), chat("One?", "said One?", "Two?"), chat("Three?")]
+    assert conversation.messages == chat("Three?", "said Three?")
     written = capsys.readouterr().out
-    assert [text in written for text in (first, second, third, "There is no /help", "A new chat.")] == [True] * 5
-    assert conversation.messages == chat("Salt", third)
+    assert "There is no /help. /reset begins a new chat" in written and "A new chat." in written
     assert next(lines) == "never asked"
 
 
-def test_the_end_of_the_input_ends_the_conversation(tiny_folder):
+def test_a_refused_question_does_not_end_the_conversation(echo, capsys, monkeypatch):
+    def refuse(messages, **settings):
+        raise ValueError("The prompt is too long.")
+
+    conversation = Conversation(echo, None, {})
+    lines = iter(["One?", "Two?", "/exit"])
+    answer = echo.generate
+    monkeypatch.setattr(
+        echo, "generate", lambda messages, **s: (refuse if len(messages) > 1 else answer)(messages, **s)
+    )
+    converse(conversation, lambda sign: next(lines))
+    assert conversation.messages == chat("One?", "said One?")
+    assert "Error: The prompt is too long." in capsys.readouterr().err
+
+
+def test_the_end_of_the_input_ends_the_conversation(echo):
     def read(sign):
         raise EOFError
 
-    conversation = Conversation(kq.QwenCausalLM.from_pretrained(tiny_folder), "Be brief.", {})
+    conversation = Conversation(echo, "Be brief.", {})
     converse(conversation, read)
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
 
 
-def test_an_adapter_names_its_base(shell, tiny_folder, tmp_path):
+def test_an_adapter_names_its_base(tiny_folder, tmp_path):
     model = kq.QwenCausalLM.from_pretrained(tiny_folder)
-    model.enable_lora(2, modules_to_save=["embed_tokens"])
+    model.enable_lora(2, targets=["q_proj"])
     for variable in model.trainable_variables:
-        variable.assign(keras.random.normal(variable.shape, seed=len(variable.path)))
+        variable.assign(keras.random.normal(variable.shape, seed=1))
     model.save_adapter(tmp_path / "adapter")
-    answer = model.generate(chat("The sun"), temperature=0, max_new_tokens=5)
-    assert answer != expected(tiny_folder, chat("The sun"))
-    arguments = ["--prompt", "The sun", *GREEDY]
-    assert shell("chat", tmp_path / "adapter", *arguments).stdout == answer + "\n"
-    assert shell("chat", tiny_folder, "--adapter", tmp_path / "adapter", *arguments).stdout == answer + "\n"
-    result = shell("chat", tmp_path / "adapter", "--adapter", tmp_path / "adapter", *arguments)
-    assert (result.exit_code, "is an adapter itself" in result.stderr) == (1, True)
+    ids = np.arange(6)[None]
+    logits = keras.ops.convert_to_numpy(model(ids))
+    for arguments in ([tmp_path / "adapter"], [tiny_folder, tmp_path / "adapter"]):
+        loaded = load_model(arguments[0], adapter=arguments[1] if len(arguments) > 1 else None)
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(loaded(ids)), logits)
+    with pytest.raises(ValueError, match="is an adapter itself"):
+        load_model(tmp_path / "adapter", adapter=tmp_path / "adapter")
 
 
 def test_no_tokenizer(shell, reference_folder):

@@ -7,10 +7,12 @@ import keras
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import keras_qwen as kq
 from keras_qwen.checkpoint.safetensors_files import read_folder, read_header
 from keras_qwen.cli import training_run
+from keras_qwen.cli.app import app
 from keras_qwen.cli.diagnosis import diagnose
 from keras_qwen.cli.finetune_settings import Settings
 from keras_qwen.cli.settings import build
@@ -36,15 +38,28 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def config(tiny_folder, data, tmp_path):
-    """A settings file, and the output folder it names."""
-    path, output = tmp_path / "run.yaml", tmp_path / "out"
+def write_config(path, output, model, data):
     path.write_text(
-        f"model: {tiny_folder}\ndata: {data / 'chats.jsonl'}\noutput: {output}\n"
+        f"model: {model}\ndata: {data / 'chats.jsonl'}\noutput: {output}\n"
         f"epochs: 2\nsequence_length: 64\nbatch_size: 2\n{LORA}"
     )
     return path, output
+
+
+@pytest.fixture
+def config(tiny_folder, data, tmp_path):
+    """A settings file, and the output folder it names."""
+    return write_config(tmp_path / "run.yaml", tmp_path / "out", tiny_folder, data)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_folder, data, tmp_path_factory):
+    """The result of a run with those settings, and its output folder."""
+    folder = tmp_path_factory.mktemp("trained")
+    path, output = write_config(folder / "run.yaml", folder / "out", tiny_folder, data)
+    flags = ["--checkpoint.best", "val_loss", "--callbacks.gradient-norm", "true"]
+    arguments = ["finetune", path, "--validation-data", data / "chats.jsonl", *flags]
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False), output
 
 
 def adapter_values(folder):
@@ -55,12 +70,8 @@ def adapter_values(folder):
     return found
 
 
-def test_an_adapter(shell, config, data, tiny_folder):
-    path, output = config
-    result = shell(
-        "finetune", path, "--validation-data", data / "chats.jsonl", "--checkpoint.best", "val_loss",
-        "--callbacks.gradient-norm", "true", "--callbacks.samples", "['The sea?']",
-    )  # fmt: skip
+def test_an_adapter(trained, data, tiny_folder):
+    result, output = trained
     assert result.exit_code == 0, result.stdout + result.stderr
     assert "an adapter of rank 4, 896 parameters (sft)" in words(result.stdout)
     assert f"Try it: keras-qwen chat {output / 'adapter'}" in words(result.stdout)
@@ -74,20 +85,14 @@ def test_an_adapter(shell, config, data, tiny_folder):
     assert losses[1] < losses[0] and all(float(row["val_loss"]) > 0 for row in rows)
     for name in ("learning_rate", "tokens_per_second", "memory_in_use_gb", "gradient_norm/layers_1"):
         assert float(rows[0][name]) > 0
-    assert [json.loads(line)["epoch"] for line in (output / "samples.jsonl").read_text().splitlines()] == [1, 2]
     settings = yaml.safe_load((output / "settings.yaml").read_text())
     assert settings["lora"]["rank"] == 4 and settings["packing"] == "best_fit" and settings["seed"] == 0
     model = kq.QwenCausalLM.from_pretrained(tiny_folder)
     model.compile()
-    before = model.evaluate(dataset(data, model.tokenizer), verbose=0, return_dict=True)["loss"]
     model.load_adapter(output / "adapter")
-    after = model.evaluate(dataset(data, model.tokenizer), verbose=0, return_dict=True)["loss"]
-    assert after < before
-    np.testing.assert_allclose(after, float(rows[1]["val_loss"]), rtol=1e-5)
-
-
-def dataset(data, tokenizer):
-    return kq.data.ChatDataset(data / "chats.jsonl", tokenizer, sequence_length=64, batch_size=2)
+    dataset = kq.data.ChatDataset(data / "chats.jsonl", model.tokenizer, sequence_length=64, batch_size=2)
+    loss = model.evaluate(dataset, verbose=0, return_dict=True)["loss"]
+    np.testing.assert_allclose(loss, float(rows[1]["val_loss"]), rtol=1e-5)
 
 
 class Stop(keras.callbacks.Callback):
@@ -98,10 +103,8 @@ class Stop(keras.callbacks.Callback):
             raise RuntimeError("killed")
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_end(shell, config, monkeypatch, tmp_path):
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(shell, config, trained, monkeypatch):
     path, output = config
-    straight = tmp_path / "straight"
-    assert shell("finetune", path, "--output", straight, "--checkpoint.every", 1).exit_code == 0
     callbacks = training_run.callbacks
     monkeypatch.setattr(training_run, "callbacks", lambda *a: [*callbacks(*a), Stop()])
     with pytest.raises(RuntimeError, match="killed"):
@@ -109,11 +112,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(shell, config, monkeypat
     monkeypatch.setattr(training_run, "callbacks", callbacks)
     result = shell("finetune", path, "--checkpoint.every", 1)
     assert result.exit_code == 0 and "going on after step" in result.stdout
-    expected, found = adapter_values(straight / "adapter"), adapter_values(output / "adapter")
+    expected, found = adapter_values(trained[1] / "adapter"), adapter_values(output / "adapter")
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
-    result = shell("finetune", path, "--checkpoint.every", 1)
-    assert result.exit_code == 0 and "training is done" in result.stdout
     result = shell("finetune", path, "--epochs", 3, "--lora.rank", 2)
     assert result.exit_code == 1
     assert f"{output} holds a run with other settings: epochs: 2 then, 3 now lora.rank: 4 then, 2 now" in words(
@@ -164,6 +165,16 @@ def test_schedules(content, rates):
     schedule = training_run.schedule(kq, build(Settings, content, "here").resolved(), 100)
     for step, rate in rates.items():
         np.testing.assert_allclose(keras.ops.convert_to_numpy(schedule(step)), 2.0 * rate, atol=1e-6)
+
+
+def test_callbacks_that_are_on(tmp_path):
+    content = dict(model="m", data="d", output="o", checkpoint={"every": 5, "keep": 3})
+    content["callbacks"] = {"throughput": False, "activation_statistics": True, "samples": ["The sea?"]}
+    found = training_run.callbacks(kq, build(Settings, content, "here").resolved(), tmp_path)
+    names = [type(callback).__name__ for callback in found]
+    assert names == ["LearningRate", "DeviceMemory", "ActivationStatistics", "Samples", "Checkpoint"]
+    assert found[3].prompts == [[{"role": "user", "content": "The sea?"}]]
+    assert (found[4].every, found[4].states.folder, found[4].seed) == (5, tmp_path / "checkpoint", 0)
 
 
 def test_refused_before_anything_is_loaded(shell, config, tmp_path):
