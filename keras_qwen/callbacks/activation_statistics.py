@@ -21,14 +21,15 @@ class ActivationStatistics(keras.callbacks.Callback):
     - `activation_saturated/layers_0`: the share of the MLP's gates that are as good as open or closed:
       sigmoid(gate_proj(x)) under 0.01 or over 0.99, where its slope is gone.
 
-    Of real tokens, with the weights after the step and without dropout; training does not notice. When a NaN or an
-    infinity appears, in the loss or on these rows, a warning names the step and the first layer that gives one out. The
-    progress bar does not show the blocks.
+    Of real tokens, with the weights before the step and without dropout; training does not notice. The first layer that
+    gives out a NaN or an infinity on these rows is named in a warning, with the step. A loss that is not finite has
+    made all weights NaN by the time it is seen: then the layer with the largest number before is named.
+    The progress bar does not show the blocks.
 
     Args:
         probe: the model's inputs for some rows, a dict or token ids. Default: the first two rows of the data, where
             that is arrays, a `PyDataset` or a `kq.data.ChatDataset`.
-        every: steps from one measurement to the next; each epoch's end has one.
+        every: steps from one measurement to the next, beginning with the first.
 
     Raises:
         ValueError: in `fit`, where the data does not say what to measure on; for a bad `every`.
@@ -48,7 +49,7 @@ class ActivationStatistics(keras.callbacks.Callback):
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every must be a positive number of steps, not {every!r}.")
         self.probe, self.every = probe, every
-        self._step, self._named = 0, False
+        self._step, self._warned = 0, False
 
     def before_fit(self, model, arguments):
         """Looks at the data; see `keras_qwen.training.fitting`."""
@@ -56,35 +57,40 @@ class ActivationStatistics(keras.callbacks.Callback):
             self.probe = _first_rows(arguments["x"])
         return arguments
 
-    def on_epoch_begin(self, epoch, logs=None):
-        self._latest = {}
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._step % self.every < self._model.steps_per_execution:
+            self._measure()
 
     def on_train_batch_end(self, batch, logs=None):
         self._step += self._model.steps_per_execution
-        failed = not math.isfinite(logs.get("loss", 0.0)) and not self._named
-        if self._step % self.every < self._model.steps_per_execution or failed:
-            self._measure(failed)
         logs.update(self._latest)
+        if not self._warned and not math.isfinite(logs.get("loss", 0.0)):
+            largest, value = max(self._maxima.items(), key=lambda item: item[1])
+            self._warn(
+                f"The loss is not finite in step {self._step}. On the probe's rows all was finite before step "
+                f"{self._measured + 1}, the largest number {value:.3g}, in {largest}. With every=1 the step is found "
+                f"in which that ends; if it is this one, look at its batch."
+            )
 
     def on_epoch_end(self, epoch, logs=None):
-        if not self._latest:
-            self._measure(False)
         logs.update(self._latest)
 
-    def _measure(self, failed):
-        measured = block_statistics(self.model, self.probe)
+    def _measure(self):
+        found = block_statistics(self.model, self.probe)
         self._latest = {
             f"activation_{name}/{block}": values[name]
-            for block, values in measured.items()
+            for block, values in found.items()
             for name in _STATISTICS
             if block.startswith("layers_") and name in values
         }
-        bad = next((block for block, values in measured.items() if not math.isfinite(values["max"])), None)
-        if self._named or not (failed or bad):
-            return
-        self._named = True
-        where = f"{bad} is the first layer to give one out" if bad else "not on the probe's rows: look at that batch"
-        warnings.warn(f"NaN or infinity in step {self._step}: {where}.", stacklevel=2)
+        self._maxima, self._measured = {block: values["max"] for block, values in found.items()}, self._step
+        bad = next((block for block, value in self._maxima.items() if not math.isfinite(value)), None)
+        if bad is not None and not self._warned:
+            self._warn(f"Before step {self._step + 1}, {bad} is the first layer to give out NaN or infinity.")
+
+    def _warn(self, text):
+        self._warned = True
+        warnings.warn(text, stacklevel=2)
 
 
 def block_statistics(model, inputs):
