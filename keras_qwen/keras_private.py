@@ -5,7 +5,6 @@ import contextlib
 import keras
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import global_seed_generator
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # what `fit` reads from, on every backend
 
 _UNINITIALIZED = "uninitialized_variables"  # where Keras keeps the variables created in a stateless scope
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-_COLOURS = ("#1f4e79", "#c55a11", "#548235", "#7f6000")
+_STYLES = (("#1f4e79", "-"), ("#c55a11", "--"), ("#548235", ":"))  # lines that coincide are both seen
 # Title, unit, and the names in a history with their labels.
 _PANELS = (
     ("Loss", "nats a token", {"loss": "training", "val_loss": "validation"}),
@@ -68,9 +68,8 @@ def _draw(axis, title, unit, names, values):
         for i, name in enumerate(blocks):
             _line(axis, values[name], color="0.75", linewidth=0.8, label="blocks" if i == 0 else None)
     longest = 0
-    for colour, (name, label) in zip(_COLOURS, names.items(), strict=False):
-        style = dict(linestyle=":") if name == "memory_limit_gb" else dict(marker="o")
-        _line(axis, values[name], color=colour, label=label, **style)
+    for (colour, line), (name, label) in zip(_STYLES, names.items(), strict=False):
+        _line(axis, values[name], color=colour, linestyle=line, label=label, marker="" if line == ":" else "o")
         longest = max(longest, len(values[name]))
     axis.set_title(title, loc="left", fontweight="bold")
     axis.set_ylabel(unit)

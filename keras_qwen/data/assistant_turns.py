@@ -4,10 +4,12 @@ A probe, a short chat of our own, shows what the template writes before and afte
 rendered once more with every such mark in its own texts disguised: the marks that are left are the template's.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from itertools import takewhile
 from os.path import commonprefix
+from weakref import WeakKeyDictionary
 
 from keras_qwen.tokenizer.chat_template import ChatTemplateError
 
@@ -15,6 +17,7 @@ from keras_qwen.tokenizer.chat_template import ChatTemplateError
 _USER, _REPLY, _THOUGHT, _NEXT = "\ue000", "\ue001", "\ue002", "\ue003"
 # A disguise moves a character to the same place in one of the two private planes: lengths stay, and it can be undone.
 _ASSISTANT_PLANE, _OTHERS_PLANE = 0xF0000, 0x100000
+_PROBES, _PROBES_KEPT = WeakKeyDictionary(), 64
 
 
 def assistant_turns(tokenizer, text, messages, tools=None, variables=None):
@@ -39,9 +42,7 @@ def assistant_turns(tokenizer, text, messages, tools=None, variables=None):
     def render(messages, tools=tools, variables=variables, add_generation_prompt=False):
         return tokenizer.apply_chat_template(messages, tools, add_generation_prompt, tokenize=False, **variables)
 
-    header, opening, end_mark = _probe(
-        render, messages, [tokenizer.id_to_token(i) for i in tokenizer.special_token_ids]
-    )
+    header, opening, end_mark = _probed(tokenizer, render, messages, tools, variables)
     marks = [mark for mark in (header.strip(), end_mark) if mark]
     disguised = _render_disguised(render, text, messages, tools, variables, marks)
     indices = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -62,9 +63,20 @@ def assistant_turns(tokenizer, text, messages, tools=None, variables=None):
     return turns
 
 
-def _probe(render, messages, special_tokens):
+def _probed(tokenizer, render, messages, tools, variables):
+    """What `_probe` returns, kept: the chats of a dataset mostly differ in what comes after the first message."""
+    leading = list(takewhile(lambda message: message["role"] not in ("user", "assistant", "tool"), messages))
+    kept = _PROBES.setdefault(tokenizer, {})
+    key = json.dumps([tokenizer.chat_template, leading, tools, variables], default=repr)
+    if key not in kept:
+        if len(kept) >= _PROBES_KEPT:
+            kept.clear()
+        kept[key] = _probe(render, leading, [tokenizer.id_to_token(i) for i in tokenizer.special_token_ids])
+    return kept[key]
+
+
+def _probe(render, leading, special_tokens):
     """Return what precedes every reply, what the generation prompt adds to that, and what ends a reply."""
-    leading = takewhile(lambda message: message["role"] not in ("user", "assistant", "tool"), messages)
     asked = [*leading, {"role": "user", "content": _USER}]
     reply, following = {"role": "assistant", "content": _REPLY}, {"role": "user", "content": _NEXT}
     try:

@@ -33,20 +33,41 @@ def encode_chat(tokenizer, messages, tools=None, **template_variables):
         >>> tokenizer.decode([i for i, on in zip(example["token_ids"], example["assistant_mask"]) if on])
         '4<|im_end|>'
     """
+    ids, turns = encode_turns(tokenizer, messages, tools, template_variables)
+    mask = [0] * len(ids)
+    for first, last in turns:
+        mask[first:last] = [1] * (last - first)
+    return {"token_ids": ids, "assistant_mask": mask}
+
+
+def encode_turns(tokenizer, messages, tools=None, template_variables=None):
+    """Encode a chat, and say which tokens each of the assistant's turns is.
+
+    Args:
+        tokenizer, messages, tools: as of `encode_chat`.
+        template_variables: dict.
+
+    Returns:
+        The list of ids, and a list of (first, last) positions in it, one for each assistant message, last excluded.
+
+    Raises:
+        ValueError: as of `encode_chat`.
+    """
+    variables = template_variables or {}
     for name in ("add_generation_prompt", "tokenize"):
-        if name in template_variables:
+        if name in variables:
             raise ValueError(f"encode_chat sets {name} itself; leave it out")
     check_messages(messages)
     _check_contents(messages)
-    text = _render(tokenizer, messages, tools, template_variables)
+    text = _render(tokenizer, messages, tools, variables)
     ids, offsets = tokenizer.encode_with_offsets(text)
     first_characters = [start for start, _ in offsets]
-    mask = [0] * len(ids)
-    for start, end in assistant_turns(tokenizer, text, messages, tools, template_variables):
+    turns = []
+    for start, end in assistant_turns(tokenizer, text, messages, tools, variables):
         first, last = bisect_left(first_characters, start), bisect_left(first_characters, end)
-        mask[first:last] = [1] * (last - first)
         _prove(tokenizer, ids[first:last], text, offsets[first:last])
-    return {"token_ids": ids, "assistant_mask": mask}
+        turns.append((first, last))
+    return ids, turns
 
 
 def _check_contents(messages):

@@ -32,11 +32,6 @@ def next_token_arrays(examples, length=None, pad_token_id=0):
         raise ValueError("there is no example to train on")
     needed = [len(example["token_ids"]) - 1 for example in examples]
     length = max(needed) if length is None else length
-    shape = (len(examples), length)
-    token_ids = np.full(shape, pad_token_id, "int32")
-    labels = np.full(shape, pad_token_id, "int32")
-    padding_mask = np.zeros(shape, "int32")
-    loss_weights = np.zeros(shape, "float32")
     for row, (example, size) in enumerate(zip(examples, needed, strict=True)):
         ids, mask = example["token_ids"], example["assistant_mask"]
         if len(ids) != len(mask):
@@ -45,8 +40,34 @@ def next_token_arrays(examples, length=None, pad_token_id=0):
             raise ValueError(
                 f"example {row} needs {size} positions, a row has {length}: raise length or shorten the chat"
             )
-        token_ids[row, :size] = ids[:-1]
-        labels[row, :size] = ids[1:]
-        padding_mask[row, :size] = 1
-        loss_weights[row, :size] = mask[1:]
-    return {"token_ids": token_ids, "padding_mask": padding_mask}, labels, loss_weights
+    rows = [[(example["token_ids"], example["assistant_mask"])] for example in examples]
+    return fill_rows(rows, length, pad_token_id, packed=False)
+
+
+def fill_rows(rows, length, pad_token_id, packed):
+    """Lay documents one after the other into rows, and shift them.
+
+    Args:
+        rows: list of rows, each a list of documents `(token_ids, assistant_mask)`; a document of n tokens takes n - 1
+            positions.
+        length: positions in a row.
+        pad_token_id: fills rows up.
+        packed: whether inputs have `segment_ids`, documents numbered from 1 in each row, or a `padding_mask`.
+
+    Returns:
+        `(inputs, labels, loss_weights)`, as `next_token_arrays` returns them.
+    """
+    shape = (len(rows), length)
+    token_ids, labels = np.full(shape, pad_token_id, "int32"), np.full(shape, pad_token_id, "int32")
+    segment_ids, loss_weights = np.zeros(shape, "int32"), np.zeros(shape, "float32")
+    for row, documents in enumerate(rows):
+        start = 0
+        for segment, (ids, mask) in enumerate(documents, start=1):
+            end = start + len(ids) - 1
+            token_ids[row, start:end] = ids[:-1]
+            labels[row, start:end] = ids[1:]
+            segment_ids[row, start:end] = segment
+            loss_weights[row, start:end] = mask[1:]
+            start = end
+    mask = {"segment_ids": segment_ids} if packed else {"padding_mask": segment_ids}
+    return {"token_ids": token_ids, **mask}, labels, loss_weights

@@ -33,13 +33,29 @@ def read_chats(path):
     return chats
 
 
-def _parse_chat(line, where):
+def parse_json(text, where=""):
+    """Parse JSON.
+
+    Args:
+        text: bytes.
+        where: what messages begin with.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: it is not UTF-8, or not JSON.
+    """
     try:
-        chat = json.loads(line)
+        return json.loads(text)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+        raise ValueError(f"{where}not UTF-8 ({error.reason}); save the file as UTF-8") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON ({error}); each line is one JSON object") from error
+        raise ValueError(f"{where}not JSON ({error}); each line is one JSON object") from error
+
+
+def _parse_chat(line, where):
+    chat = parse_json(line, f"{where}: ")
     messages = chat.get("messages") if isinstance(chat, dict) else None
     if not isinstance(messages, list) or not messages:
         raise ValueError(f'{where}: no list of messages; a chat is written {{"messages": [{{"role": ..., ...}}, ...]}}')

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_qwen import keras_private
 from keras_qwen.ops.attention_dense import as_seed
+from keras_qwen.ops.low_rank import add_low_rank
 from keras_qwen.ops.row_matmul import row_matmul
 from keras_qwen.parameters import adapter_layer_name
 
@@ -110,29 +111,32 @@ class LoRA(keras.layers.Layer):
             name=name, shape=shape, initializer=initializer, trainable=trainable, dtype="float32", autocast=False
         )
 
-    def product(self, inputs, base_product, training=False):
+    def product(self, inputs, base_product, training=False, made_by=None, made_from=()):
         """`inputs` times the changed kernel.
 
         Args:
             inputs: tensor (..., inputs).
             base_product: function that multiplies with the frozen kernel.
             training: whether dropout is on.
+            made_by, made_from: as of `Projection`.
 
         Returns:
             Tensor (..., units).
         """
         outputs = base_product(inputs)
-        kept = self._dropped(inputs) if training and self.dropout else inputs
-        low = ops.matmul(kept, ops.cast(self.A, inputs.dtype)) * self.scale
-        change = ops.matmul(low, ops.cast(self.B, inputs.dtype))
+        a, b = ops.cast(self.A, inputs.dtype), ops.cast(self.B, inputs.dtype)
+        if not (training and self.dropout):
+            outputs = add_low_rank(outputs, inputs, a, b, self.scale, made_by, made_from)
+            return _multiply(outputs, self._rescaling(base_product, inputs.dtype)) if self.use_dora else outputs
+        kept = keras.random.dropout(
+            inputs, self.dropout, seed=as_seed(self.seed_generator if self.seed is None else self.seed)
+        )
         if not self.use_dora:
-            return outputs + change
-        rescale = self._rescaling(lambda rows: base_product(ops.cast(rows, inputs.dtype)))
-        if kept is inputs:
-            return _multiply(outputs + change, rescale)
+            return add_low_rank(outputs, kept, a, b, self.scale)
         # As in PEFT: what is dropped is dropped from the rescaled part of the frozen product, too.
         of_kept = base_product(kept)
-        return outputs + _multiply(of_kept + change, rescale) - of_kept
+        changed = add_low_rank(of_kept, kept, a, b, self.scale)
+        return outputs + _multiply(changed, self._rescaling(base_product, inputs.dtype)) - of_kept
 
     def merged(self, kernel):
         """The kernel with the change in it.
@@ -143,21 +147,16 @@ class LoRA(keras.layers.Layer):
         wide = ops.cast(kernel, "float32")
         changed = wide + ops.matmul(self.A * self.scale, self.B)
         if self.use_dora:
-            changed = changed * self._rescaling(lambda rows: ops.matmul(rows, wide))
+            changed = changed * self._rescaling(lambda rows: ops.matmul(rows, wide), "float32")
         return ops.cast(changed, kernel.dtype)
 
-    def _rescaling(self, base_product):
+    def _rescaling(self, base_product, dtype):
         """`magnitude / ||W + s A B||` of each column, where ||W + s A B||^2 = ||W||^2 + 2 s W.AB + s^2 ||A B||^2."""
-        A, B = (ops.stop_gradient(ops.convert_to_tensor(x)) for x in (self.A, self.B))
-        crossed = ops.cast(ops.stop_gradient(base_product(ops.transpose(A))), "float32")
-        inner = ops.matmul(ops.matmul(ops.transpose(A), A), B) * self.scale + 2.0 * crossed
-        squares = ops.convert_to_tensor(self.kernel_squares) + self.scale * ops.sum(B * inner, axis=0)
+        a, b = (ops.stop_gradient(ops.convert_to_tensor(x)) for x in (self.A, self.B))
+        crossed = ops.cast(ops.stop_gradient(base_product(ops.cast(ops.transpose(a), dtype))), "float32")
+        inner = ops.matmul(ops.matmul(ops.transpose(a), a), b) * self.scale + 2.0 * crossed
+        squares = ops.convert_to_tensor(self.kernel_squares) + self.scale * ops.sum(b * inner, axis=0)
         return self.magnitude * ops.rsqrt(ops.maximum(squares, 1e-30))
-
-    def _dropped(self, inputs):
-        return keras.random.dropout(
-            inputs, self.dropout, seed=as_seed(self.seed_generator if self.seed is None else self.seed)
-        )
 
 
 class Replacement(keras.layers.Layer):
@@ -181,7 +180,7 @@ class Replacement(keras.layers.Layer):
             )
         self.built = True
 
-    def product(self, inputs, base_product, training=False):
+    def product(self, inputs, base_product, training=False, made_by=None, made_from=()):
         """`inputs` times the copy."""
         return row_matmul(inputs, ops.cast(self.value, inputs.dtype))
 

@@ -10,17 +10,22 @@ from keras_qwen.ops.row_matmul import row_matmul
 class Projection(Adaptable, keras.layers.Dense):
     """A `keras.layers.Dense` that is fast at the single rows of decoding, and can be adapted with `LoRA`.
 
+    Call arguments:
+        inputs: tensor (..., inputs).
+        made_by, made_from: a function and a tuple of tensors that the inputs are the value of, if it is cheap: for their
+            gradients adapters compute the inputs again then, and do not keep them.
+
     Whatever needs the kernel asks `base_product`, `full_kernel` or `replace_kernel` for it.
     """
 
     weight_name = "kernel"
 
-    def call(self, inputs, training=None):
+    def call(self, inputs, made_by=None, made_from=(), training=None):
         adapter = self.adapter
         if adapter is None:
             outputs = self.base_product(inputs)
         else:
-            outputs = adapter.product(inputs, self.base_product, training)
+            outputs = adapter.product(inputs, self.base_product, training, made_by, made_from)
         return outputs if self.bias is None else outputs + self.bias
 
     def base_product(self, inputs):
@@ -42,8 +47,6 @@ def build_projection(parent, name, units, input_shape, *, use_bias, kernel_initi
     layer = Projection
     if quantization_of(parent.dtype_policy) is not None:
         from keras_qwen.layers.quantized_projection import QuantizedProjection as layer  # it is a Projection itself
-    dense = layer(
-        units, use_bias=use_bias, kernel_initializer=kernel_initializer, dtype=parent.dtype_policy, name=name
-    )
+    dense = layer(units, use_bias=use_bias, kernel_initializer=kernel_initializer, dtype=parent.dtype_policy, name=name)
     dense.build(input_shape)
     return dense

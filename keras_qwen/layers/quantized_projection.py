@@ -54,7 +54,7 @@ class QuantizedProjection(Projection):
         raise ValueError(f"{self.path} is quantised ({self.quantized.kind}) already.")
 
     def _tensors(self):
-        return {name: ops.convert_to_tensor(part) for name, part in self.parts.items()}
+        return {name: ops.stop_gradient(part) for name, part in self.parts.items()}
 
     # Dense's own look for a kernel.
 

@@ -42,7 +42,8 @@ class SwiGLUMLP(keras.layers.Layer):
         self.down_proj = make("down_proj", input_shape[-1], (*input_shape[:-1], self.intermediate_size))
 
     def call(self, hidden):
-        return self.down_proj(swiglu(self.gate_proj(hidden), self.up_proj(hidden)))
+        gate, up = self.gate_proj(hidden), self.up_proj(hidden)
+        return self.down_proj(swiglu(gate, up), made_by=swiglu, made_from=(gate, up))
 
     def compute_output_shape(self, hidden_shape):
         return hidden_shape

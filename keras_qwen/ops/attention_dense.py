@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_qwen.ops.attention_backend import backend_module
+from keras_qwen.ops.recompute import lean
 
 MASKED = -1e30  # finite: a row without visible keys stays free of NaN, and is zeroed at the end
 
@@ -31,7 +32,7 @@ def dense_attention(query, key, value, *, mask, scale, dropout, seed):
         scores = scores * score_scale
     if mask is not None:
         scores = ops.where(mask[:, None, None], scores, MASKED)
-    probabilities = ops.cast(backend.softmax(scores), value.dtype)
+    probabilities = ops.cast(lean(_softmax)(scores), value.dtype)
     if dropout:
         probabilities = keras.random.dropout(probabilities, dropout, seed=as_seed(seed))
     probabilities = ops.reshape(probabilities, (batch, kv_heads, groups * length, key_length))
@@ -40,6 +41,15 @@ def dense_attention(query, key, value, *, mask, scale, dropout, seed):
     if mask is not None:
         output = ops.where(ops.any(mask, axis=-1)[:, None, None, :, None], output, ops.zeros_like(output))
     return ops.reshape(ops.transpose(output, (0, 3, 1, 2, 4)), (batch, length, heads, head_dim))
+
+
+def _softmax(scores):
+    probabilities = backend_module().softmax(scores)
+
+    def backward(slopes):
+        return probabilities * (slopes - ops.sum(slopes * probabilities, axis=-1, keepdims=True))
+
+    return probabilities, backward
 
 
 def split_scale(scale, dtype):

@@ -4,8 +4,9 @@ What automatic differentiation keeps of them is, without a compiler that sees th
 the activations: of the gate the sigmoid and both products, of the norm the normalised input in float32.
 """
 
-import keras
 from keras import ops
+
+from keras_qwen.ops.recompute import after, lean
 
 
 def swiglu(gate, up):
@@ -19,7 +20,7 @@ def swiglu(gate, up):
 
     Reference: Shazeer, 2020, arXiv:2002.05202, equation 6.
     """
-    return _lean(_swiglu)(gate, up)
+    return lean(_swiglu)(gate, up)
 
 
 def rms_norm(x, scale, eps):
@@ -35,37 +36,31 @@ def rms_norm(x, scale, eps):
 
     Reference: Zhang and Sennrich, 2019, arXiv:1910.07467, equation 4.
     """
-    return _lean(lambda x, scale: _rms_norm(x, scale, eps))(x, scale)
-
-
-def _lean(function):
-    """A function of tensors from one that returns its value and its backward pass."""
-    if keras.backend.backend() == "torch":  # whose own gradients keep about as little
-        return lambda *tensors: function(*tensors)[0]
-    return ops.custom_gradient(function)
+    return lean(lambda x, scale: _rms_norm(x, scale, eps))(x, scale)
 
 
 def _swiglu(gate, up):
     def backward(slopes):
-        sigmoid = ops.sigmoid(gate)
-        silu = gate * sigmoid
-        return slopes * up * (sigmoid + silu * (1 - sigmoid)), slopes * silu
+        again, up_again = after(slopes, gate, up)
+        sigmoid = ops.sigmoid(again)
+        silu = again * sigmoid
+        return slopes * up_again * (sigmoid + silu * (1 - sigmoid)), slopes * silu
 
     return ops.silu(gate) * up, backward
 
 
 def _rms_norm(x, scale, eps):
-    def root_and_normalized():
+    def root_and_normalized(x):
         wide = ops.cast(x, "float32")
         root = ops.rsqrt(ops.mean(wide * wide, axis=-1, keepdims=True) + eps)
         return root, wide * root
 
     def backward(slopes):
-        root, normalized = root_and_normalized()
+        root, normalized = root_and_normalized(*after(slopes, x))
         slopes = ops.cast(slopes, "float32")
         of_scale = ops.sum(ops.reshape(slopes * normalized, (-1, scale.shape[0])), axis=0)
         slopes = slopes * ops.cast(scale, "float32")
         of_x = root * (slopes - normalized * ops.mean(slopes * normalized, axis=-1, keepdims=True))
         return ops.cast(of_x, x.dtype), ops.cast(of_scale, scale.dtype)
 
-    return ops.cast(root_and_normalized()[1], scale.dtype) * scale, backward
+    return ops.cast(root_and_normalized(x)[1], scale.dtype) * scale, backward

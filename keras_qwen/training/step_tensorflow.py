@@ -17,7 +17,9 @@ def train_step(step, model, data):
     variables = model.trainable_weights
 
     def gradients_and_sums(batch):
-        with tf.GradientTape() as tape:
+        # Of what is frozen, the tape has to know nothing.
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([variable.value for variable in variables])
             sums = step.token_loss(*batch, training=True)
         return tape.gradient(sums.loss_sum, variables), sums
 

@@ -57,11 +57,20 @@ def grain_data():
     return dict(x=grain.MapDataset.source(batches).shuffle(seed=2), shuffle=False)
 
 
+def chats():
+    tokenizer = kq.QwenTokenizer.train(["one two three four five six seven"], 270)
+    records = [{"text": f"one two three {word}"} for word in ("four", "five", "six", "seven") * 6]
+    return dict(
+        x=kq.data.ChatDataset(records, tokenizer, sequence_length=24, batch_size=3, packing=None), shuffle=False
+    )
+
+
 DATA = {
     "arrays": lambda: dict(x={"token_ids": IDS}, y=LABELS, batch_size=3),
     "PyDataset": lambda: dict(x=Batches()),
     "tf.data": tf_data,
     "grain": grain_data,
+    "ChatDataset": chats,
 }
 
 

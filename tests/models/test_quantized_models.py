@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 
 import keras
 import ml_dtypes
@@ -129,35 +130,26 @@ def test_everything_is_frozen_and_fit_says_so(reference_folder):
         model.train_only("q_proj/kernel")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("remat", [None, "block"])
-def test_lora_learns_as_on_the_dequantised_model(checkpoint, kind, remat):
+@pytest.mark.parametrize(("kind", "remat"), [("int8", None), ("nf4", "block")])
+def test_lora_learns(checkpoint, kind, remat):
     folder = checkpoint("qwen2_tied", ml_dtypes.bfloat16)
     model = load(folder, kind, remat=remat)
-    full = model.dequantize()
+    model.enable_lora(4, alpha=8)
+    base = [numpy(v) for v in model.weights if "lora" not in v.path]
+    with warnings.catch_warnings():  # bfloat16 variables that are not trained are nothing to warn of
+        warnings.simplefilter("error")
+        model.compile(keras.optimizers.Adam(1e-2))
     inputs = batch(folder)
-    losses, steps = [], []
-    start = None
-    for one in (model, full):
-        one.enable_lora(4, alpha=8)
-        adapter = [v for v in one.weights if "lora" in v.path]
-        if start is None:
-            start = [numpy(v) + (0.02 if v.name == "B" else 0) for v in adapter]
-        for variable, value in zip(adapter, start, strict=True):
-            variable.assign(value)
-        one.compile(keras.optimizers.SGD(0.05))
-        history = one.fit(inputs, np.roll(inputs["token_ids"], -1, 1), epochs=3, shuffle=False, verbose=0).history
-        losses.append(history["loss"])
-        steps.append([numpy(v) - s for v, s in zip(adapter, start, strict=True)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert losses[0][2] < losses[0][1] < losses[0][0]
-    for ours, theirs in zip(*steps, strict=True):
-        assert np.linalg.norm(ours - theirs) <= 1e-4 * np.linalg.norm(theirs)
+    losses = model.fit(inputs, np.roll(inputs["token_ids"], -1, 1), epochs=6, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] - 0.2
+    for before, variable in zip(base, [v for v in model.weights if "lora" not in v.path], strict=True):
+        np.testing.assert_array_equal(numpy(variable), before)
 
 
-def test_gradients_are_those_of_the_dequantised_model(checkpoint):
+@pytest.mark.parametrize("kind", ["int4", "nf4"])
+def test_gradients_are_those_of_the_dequantised_model(checkpoint, kind):
     folder = checkpoint("qwen2_tied", ml_dtypes.bfloat16)
-    model = load(folder, "nf4")
+    model = load(folder, kind)
     full = model.dequantize()
     inputs, gradients = batch(folder), []
     for one in (model, full):
