@@ -5,6 +5,7 @@ import contextlib
 import keras
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import global_seed_generator
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter  # the base of what `fit` takes
 
 _UNINITIALIZED = "uninitialized_variables"  # where Keras keeps the variables created in a stateless scope
 

@@ -111,3 +111,27 @@ def test_global_seed_state_is_what_unseeded_numbers_come_from():
     first = keras.ops.convert_to_numpy(keras.random.uniform((5,)))
     state.assign(kept)
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(keras.random.uniform((5,))), first)
+
+
+def test_fit_takes_a_data_adapter_as_it_is():
+    class Batches(keras_private.DataAdapter):
+        num_batches, batch_size, has_partial_batch, partial_batch_size = 2, 3, False, None
+
+        def get_numpy_iterator(self):
+            yield from [(np.ones((3, 1), "float32"), np.full((3, 1), number, "float32")) for number in (2, 4)]
+
+        get_jax_iterator = get_numpy_iterator
+
+        def get_tf_dataset(self):
+            import tensorflow as tf
+
+            return tf.data.Dataset.from_generator(
+                self.get_numpy_iterator, output_signature=(tf.TensorSpec((3, 1)), tf.TensorSpec((3, 1)))
+            )
+
+        def get_torch_dataloader(self):
+            return self.get_numpy_iterator()
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile(loss="mse")
+    assert model.evaluate(Batches(), verbose=0) == 10.0

@@ -12,8 +12,8 @@ class Projection(Adaptable, keras.layers.Dense):
 
     Call arguments:
         inputs: tensor (..., inputs).
-        made_by, made_from: a function and a tuple of tensors that the inputs are the value of, if it is cheap: for their
-            gradients adapters compute the inputs again then, and do not keep them.
+        made_by, made_from: a function and a tuple of tensors that the inputs are the value of, if it is cheap: for
+            their gradients adapters compute the inputs again then, and do not keep them.
 
     Whatever needs the kernel asks `base_product`, `full_kernel` or `replace_kernel` for it.
     """

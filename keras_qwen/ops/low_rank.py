@@ -17,8 +17,8 @@ def add_low_rank(y, x, a, b, scale, made_by=None, made_from=()):
         a: tensor (n, r).
         b: tensor (r, m).
         scale: float.
-        made_by, made_from: a function and a tuple of tensors that x is the value of: the backward pass computes x again,
-            and does not keep it.
+        made_by, made_from: a function and a tuple of tensors that x is the value of: the backward pass computes x
+            again, and does not keep it.
 
     Returns:
         Tensor (..., m).
