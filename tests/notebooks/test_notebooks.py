@@ -11,6 +11,13 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 
 # What must be true at the end of each notebook, in its own variables.
 CLAIMS = {
+    "chat_lora": [
+        "history.history['loss'][-1] < 0.75 * history.history['loss'][0]",
+        "history.history['val_loss'][-1] < history.history['val_loss'][0]",
+        "polite[0] == 0 and polite[1] > 0.8 * len(questions)",
+        "unchanged and same_adapter and same_merged",
+        "trained < 0.1 * model.count_params()",
+    ],
     "quickstart": [
         "history.history['val_loss'][-1] < 0.8 * history.history['val_loss'][0]",
         "history.history['loss'][-1] < 0.4 * history.history['loss'][0]",
