@@ -18,6 +18,13 @@ CLAIMS = {
         "unchanged and same_adapter and same_merged",
         "trained < 0.1 * model.count_params()",
     ],
+    "qlora_small_card": [
+        "sum(ways['full, mixed_bfloat16'].values()) > 24e9 > 16e9 > sum(ways['QLoRA, NF4'].values())",
+        "count(small.config)[0] + count(small.config)[1] < small.count_params() < 1.01 * sum(count(small.config)[:2])",
+        "4.0 < bits < 4.2 and costs[None] < costs['nf4'] < 1.05 * costs[None]",
+        "history.history['loss'][-1] < 0.8 * history.history['loss'][0]",
+        "abs(losses[quantised] - losses[merged]) < 1e-4 < losses[original] - losses[quantised]",
+    ],
     "quickstart": [
         "history.history['val_loss'][-1] < 0.8 * history.history['val_loss'][0]",
         "history.history['loss'][-1] < 0.4 * history.history['loss'][0]",
