@@ -17,9 +17,9 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Distributions whose modules have another name.
-MODULE_NAMES = {"huggingface-hub": "huggingface_hub", "pyyaml": "yaml"}
+MODULE_NAMES = {"absl-py": "absl", "huggingface-hub": "huggingface_hub", "pyyaml": "yaml"}
 # Imported inside functions only, where a backend or a peer is at hand.
-OPTIONAL = {"tensorflow", "jax", "torch", "keras_hub"}
+OPTIONAL = {"tensorflow", "jax", "torch", "keras_hub", "pyarrow"}
 
 
 def requirement_names(requirements):

@@ -292,6 +292,17 @@ class AdapterMethods:
     def computation(self):
         return [*super().computation(), *(layer.adapter for layer in self.adapted_layers())]
 
+    def trained_variables(self):
+        """The trainable variables, counting a merged adapter's, whose optimizer state is kept."""
+        name = self._active_adapter if self.adapter_is_merged else None
+        merged = [layer.adapters[name] for layer in self.adapted_layers() if name in layer.adapters]
+        for adapter in merged:
+            adapter.trainable = True
+        variables = self.trainable_variables
+        for adapter in merged:
+            adapter.trainable = False
+        return variables
+
     def why_nothing_is_trained(self):
         if self.adapter_is_merged:
             return f"The adapter {self._active_adapter!r} is merged: call unmerge_adapter to train it."

@@ -321,7 +321,7 @@ class QwenCausalLM(AdapterMethods, ResizingMethods, ScoringMethods, QwenModel):
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
+        self.optimizer.build(self.trained_variables())
 
     @property
     def metrics(self):

@@ -18,7 +18,7 @@ import keras_qwen as kq
 from keras_qwen.callbacks import state_folder
 
 CONFIG = kq.QwenConfig(
-    model_type="qwen2", vocab_size=61, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+    model_type="qwen2", vocab_size=280, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
     num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3, attention_dropout=0.2,
 )  # fmt: skip
 IDS = np.random.default_rng(0).integers(0, 61, (12, 6)).astype("int32")
@@ -59,7 +59,7 @@ def grain_data():
 
 def chats():
     tokenizer = kq.QwenTokenizer.train(["one two three four five six seven"], 270)
-    records = [{"text": f"one two three {word}"} for word in ("four", "five", "six", "seven") * 6]
+    records = [{"text": f"one two three {word}"} for word in ("four", "five", "six", "seven") * 3]
     return dict(
         x=kq.data.ChatDataset(records, tokenizer, sequence_length=24, batch_size=3, packing=None), shuffle=False
     )

@@ -18,6 +18,12 @@ CLAIMS = {
         "unchanged and same_adapter and same_merged",
         "trained < 0.1 * model.count_params()",
     ],
+    "dpo": [
+        "abs(start['loss'] - np.log(2)) < 1e-3 and history.history['val_loss'][-1] < 0.5",
+        "history.history['val_reward_accuracy'][-1] > 0.9 and (chosen > rejected).mean() > 0.9",
+        "abs(losses[0] - losses[1]) < 1e-4",
+        "talkative[0] > 0.25 and talkative[1] < 0.5 * talkative[0]",
+    ],
     "qlora_small_card": [
         "sum(ways['full, mixed_bfloat16'].values()) > 24e9 > 16e9 > sum(ways['QLoRA, NF4'].values())",
         "count(small.config)[0] + count(small.config)[1] < small.count_params() < 1.01 * sum(count(small.config)[:2])",
@@ -29,6 +35,11 @@ CLAIMS = {
         "history.history['val_loss'][-1] < 0.8 * history.history['val_loss'][0]",
         "history.history['loss'][-1] < 0.4 * history.history['loss'][0]",
         "same",
+    ],
+    "reuse_layers": [
+        "history.history['val_accuracy'][-1] > 0.9 and same",
+        "abs(float(lean) - float(plain)) < 1e-4",
+        "language_history.history['loss'][-1] < 0.7 * language_history.history['loss'][0]",
     ],
 }
 
