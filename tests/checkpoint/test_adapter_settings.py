@@ -152,8 +152,8 @@ def test_keys_that_change_the_computation_are_refused(tmp_path, key, value):
 
 def test_neutral_keys_are_accepted(tmp_path):
     read(
-        tmp_path, bias="none", fan_in_fan_out=False, init_lora_weights="gaussian", loftq_config={}, qalora_group_size=16,
-        megatron_core="megatron.core", a_key_of_next_year=None, inference_mode=True, revision="main",
+        tmp_path, bias="none", fan_in_fan_out=False, init_lora_weights="gaussian", loftq_config={}, revision="main",
+        qalora_group_size=16, megatron_core="megatron.core", a_key_of_next_year=None, inference_mode=True,
     )  # fmt: skip
 
 
