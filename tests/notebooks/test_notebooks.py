@@ -24,6 +24,13 @@ CLAIMS = {
         "abs(losses[0] - losses[1]) < 1e-4",
         "talkative[0] > 0.25 and talkative[1] < 0.5 * talkative[0]",
     ],
+    "monitors": [
+        "history.history['loss'][-1] < 0.7 * history.history['loss'][0]",
+        "{'gradient_norm/layers_0', 'memory_peak_gb', 'tokens_per_second', 'learning_rate'} <= history.history.keys()",
+        "'layers_1' in warning and 'step 1' in stopped",
+        "resumed.history['loss'] == straight and len(straight) == epochs",
+        "sorted(samples.texts) == [2, 4] and best.count_params() == model.count_params()",
+    ],
     "qlora_small_card": [
         "sum(ways['full, mixed_bfloat16'].values()) > 24e9 > 16e9 > sum(ways['QLoRA, NF4'].values())",
         "count(small.config)[0] + count(small.config)[1] < small.count_params() < 1.01 * sum(count(small.config)[:2])",
