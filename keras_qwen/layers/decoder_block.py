@@ -4,6 +4,7 @@ import keras
 
 from keras_qwen.config import QwenConfig
 from keras_qwen.layers.grouped_query_attention import GroupedQueryAttention
+from keras_qwen.layers.lora import Adaptable, repeatable
 from keras_qwen.layers.rms_norm import RMSNorm
 from keras_qwen.layers.swiglu_mlp import SwiGLUMLP
 
@@ -95,11 +96,15 @@ class DecoderBlock(keras.layers.Layer):
         seed = self.self_attn.draw_seed(training)
         given = dict(rope=rope, segment_ids=segment_ids, attention_mask=attention_mask, mask=mask, training=training)
 
+        # `training` is said: TensorFlow's backward pass calls this outside of the layers that would pass it on.
+        def mlp_part(x):
+            return x + self.mlp(self.post_attention_layernorm(x), training=training)
+
         if cache is not None:
             attended, cache = self.self_attn(
                 self.input_layernorm(hidden), cache=cache, cache_index=cache_index, **given
             )
-            return self._mlp_part(hidden + attended), cache
+            return mlp_part(hidden + attended), cache
 
         # Closures of one tensor: all else is captured, as keras.remat needs it on TensorFlow.
         def attention_part(x):
@@ -107,15 +112,16 @@ class DecoderBlock(keras.layers.Layer):
 
         policy = self.remat if training and not isinstance(hidden, keras.KerasTensor) else None
         if policy == "block":
-            return keras.remat(lambda x: self._mlp_part(attention_part(x)))(hidden)
+            return self._recomputed(lambda x: mlp_part(attention_part(x)))(hidden)
         if policy == "attention":
-            return self._mlp_part(keras.remat(attention_part)(hidden))
+            return mlp_part(self._recomputed(attention_part)(hidden))
         if policy == "mlp":
-            return keras.remat(self._mlp_part)(attention_part(hidden))
-        return self._mlp_part(attention_part(hidden))
+            return self._recomputed(mlp_part)(attention_part(hidden))
+        return mlp_part(attention_part(hidden))
 
-    def _mlp_part(self, x):
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def _recomputed(self, function):
+        projections = [layer for layer in self._flatten_layers() if isinstance(layer, Adaptable)]
+        return keras.remat(repeatable(function, projections))
 
     def compute_output_shape(self, hidden_shape, *args, **kwargs):
         return hidden_shape

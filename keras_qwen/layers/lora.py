@@ -203,16 +203,38 @@ def make_replacement(name, ties_head=True):
 def dropout_seeds(layers, training):
     """Inside, the active adapters of the layers drop by seeds that are drawn now.
 
-    Drawn outside of what a backward pass recomputes, they are the same the second time.
+    Drawn outside of what a backward pass recomputes, they are the same the second time; see `repeatable`.
     """
-    dropping = [x for x in (layer.adapter for layer in layers) if getattr(x, "dropout", 0)] if training else []
-    for adapter in dropping:
-        adapter.seed = adapter.seed_generator.next()
+    dropping = _dropping(layers) if training else []
+    _set_seeds((adapter, adapter.seed_generator.next()) for adapter in dropping)
     try:
         yield
     finally:
-        for adapter in dropping:
-            adapter.seed = None
+        _set_seeds((adapter, None) for adapter in dropping)
+
+
+def repeatable(function, layers):
+    """A function whose later calls drop what a call now would: on TensorFlow the backward pass calls it once more."""
+    seeds = [(adapter, adapter.seed) for adapter in _dropping(layers) if adapter.seed is not None]
+
+    def call(*inputs):
+        before = [(adapter, adapter.seed) for adapter, _ in seeds]
+        _set_seeds(seeds)
+        try:
+            return function(*inputs)
+        finally:
+            _set_seeds(before)
+
+    return call if seeds else function
+
+
+def _dropping(layers):
+    return [layer.adapter for layer in layers if getattr(layer.adapter, "dropout", 0)]
+
+
+def _set_seeds(seeds):
+    for adapter, seed in seeds:
+        adapter.seed = seed
 
 
 def _column_squares(kernel):

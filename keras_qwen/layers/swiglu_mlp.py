@@ -41,7 +41,7 @@ class SwiGLUMLP(keras.layers.Layer):
         self.up_proj = make("up_proj", self.intermediate_size, input_shape)
         self.down_proj = make("down_proj", input_shape[-1], (*input_shape[:-1], self.intermediate_size))
 
-    def call(self, hidden):
+    def call(self, hidden, training=None):
         gate, up = self.gate_proj(hidden), self.up_proj(hidden)
         return self.down_proj(swiglu(gate, up), made_by=swiglu, made_from=(gate, up))
 
