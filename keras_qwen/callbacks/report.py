@@ -1,5 +1,6 @@
 """report: a training run on one page."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,15 @@ _PANELS = (
         {"tokens_per_second": "all tokens", "trained_tokens_per_second": "trained tokens"},
     ),
 )
+
+
+class Page(Figure):
+    """A figure that a notebook shows, also where pyplot, which sees to it otherwise, is not used."""
+
+    def _repr_png_(self):
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=100)
+        return file.getvalue()
 
 
 def report(history, path=None):
@@ -51,7 +61,7 @@ def report(history, path=None):
         raise ValueError(f"The history holds none of loss, memory, ...; it has {sorted(values) or 'nothing'}.")
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.4 * columns, 3.1 * rows), layout="constrained")
+    figure = Page(figsize=(4.4 * columns, 3.1 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, (title, unit, names) in zip(axes, panels, strict=False):
         _draw(axis, title, unit, names, values)

@@ -48,6 +48,7 @@ class Plan:
         self._lengths, self._sequence_length, self._packing = lengths, sequence_length, packing
         self._buckets = np.array(bucket_lengths)
         self._shuffle, self._seed, self._shard = shuffle, seed, shard_index
+        self._drop_remainder = drop_remainder
         self._batch_size, self._global_batch_size = batch_size, batch_size * shard_count
         count = len(lengths)
         order = np.random.default_rng([seed, 0]).permutation(count) if shuffle else np.arange(count)
@@ -121,7 +122,7 @@ class Plan:
         return [members[rows[i]].tolist() for i in self._order(epoch, len(rows), window, 2)]
 
     def _padded_rows(self, epoch, window):
-        """Full batches of one bucket, and one last batch of what is left of each, filled up with empty rows."""
+        """Full batches of one bucket, and one last batch of what is left of each (if any), filled up with empty rows."""
         size = self._global_batch_size
         members = self._windows[window]
         members = members[self._order(epoch, len(members), window, 1)]
@@ -132,7 +133,7 @@ class Plan:
             while len(left) >= size:  # what is left of shorter buckets goes first
                 batches.append(left[:size])
                 left = left[size:]
-        if left:
+        if left and not self._drop_remainder:
             batches.append(left)
         batches = [batches[i] for i in self._order(epoch, len(batches), window, 2)]
         return [row for batch in batches for row in [[example] for example in batch] + [[]] * (size - len(batch))]

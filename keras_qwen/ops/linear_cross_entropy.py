@@ -15,6 +15,7 @@ from keras_qwen.ops.linear_cross_entropy_loop import Plan, token_sums
 
 DEFAULT_MEMORY_BUDGET = 192 * 2**20
 PIECE_BYTES = 16 * 2**20
+UNKNOWN_CHUNK = 256  # at most, where the number of tokens is not known: they are padded to whole chunks
 
 _BACKEND = importlib.import_module(f"keras_qwen.ops.linear_cross_entropy_{keras.backend.backend()}")
 _SUMS = functools.partial(token_sums, _BACKEND)
@@ -197,7 +198,7 @@ def _chunk_size(chunk_size, memory_budget, tokens, vocab, shards):
         return min(int(chunk_size), per_shard or int(chunk_size))
     most = max(1, memory_budget // (4 * vocab))
     if tokens is None:
-        return most
+        return min(most, UNKNOWN_CHUNK)
     chunks = -(-per_shard // most)
     # Equal chunks, so that the last one is not mostly padding; a multiple of 8 fills vector registers.
     even = -(-per_shard // chunks)

@@ -59,7 +59,8 @@ def _is_half(matrix):
 def _compiled_in_tensorflow():
     import tensorflow as tf
 
-    return tf.function(_with_transposed, jit_compile=True, autograph=False)
+    compiled = tf.function(_with_transposed, jit_compile=True, autograph=False)
+    return lambda vector, matrix: compiled(vector, tf.convert_to_tensor(matrix))  # a variable would come in as one
 
 
 _FORMS = {  # by backend, whether transposed, whether in half precision

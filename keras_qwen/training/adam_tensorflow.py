@@ -37,7 +37,8 @@ def _update(optimizer, gradient, variable, learning_rate):
     rate, step = tf.cast(learning_rate, dtype), tf.cast(optimizer.iterations + 1, dtype)
     first, second = (moment.value for moment in keras_private.adam_moments(optimizer, variable))
     with tf.control_dependencies([gradient]):
-        if decay := keras_private.weight_decay(optimizer, variable):
+        decay = keras_private.weight_decay(optimizer, variable)
+        if decay:
             # w = (w - tiny * gradient) / (1 + tiny * l2), the one operation that scales a variable where it lies.
             decay = rate * tf.cast(decay, dtype)
             tf.raw_ops.ResourceApplyProximalGradientDescent(

@@ -33,3 +33,7 @@ def test_takes_what_fit_returns_and_refuses_nothing():
     assert len(report(History()).axes) == 1
     with pytest.raises(ValueError, match="holds none of loss, memory, ...; it has nothing"):
         report({})
+
+
+def test_a_notebook_shows_it():
+    assert report({"loss": [1.0]})._repr_png_().startswith(b"\x89PNG")

@@ -120,6 +120,9 @@ def test_the_last_batch_is_filled_up_with_padding(make):
     assert inputs["segment_ids"][1:].max() == 0 and weights[1:].sum() == 0 and weights[0].sum() > 0
     rows = sum(int((b[0]["segment_ids"].max(axis=1) > 0).sum()) for b in make(batch_size=1))
     assert len(make(batch_size=3, drop_remainder=True)) == rows // 3
+    padded = make(packing=None, batch_size=3, drop_remainder=True)
+    assert len(padded) == padded.statistics.documents // 3
+    assert all((inputs["padding_mask"].sum(1) > 0).all() for inputs, *_ in padded)  # no rows of padding
     with pytest.raises(ValueError, match="does not fill one batch of 64 rows"):
         make(batch_size=64, drop_remainder=True)
 
