@@ -55,7 +55,7 @@ def run_case(name, case, *, rounds=1, only=None, points=None):
                 print(f"{who:26} {point} {metrics}", flush=True)
                 found[who].append(metrics)
         for who, runs in found.items():
-            medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+            medians = {key: _median([run[key] for run in runs]) for key in runs[0]}
             rows.append({"who": who, "point": point, **medians})
     return {
         "case": name,
@@ -79,6 +79,10 @@ def _in_a_process(name, who, number):
     if not lines:
         sys.exit(f"{who} failed at point {number} of {name}:\n{done.stderr[-3000:]}")
     return json.loads(lines[-1])
+
+
+def _median(values):
+    return None if None in values else statistics.median(values)  # None: what this machine has no room for
 
 
 def machine():

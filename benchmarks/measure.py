@@ -25,6 +25,11 @@ def resident_mb():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def memory_gb():
+    """Memory of this machine, in GB."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+
+
 def peak_mb():
     """The largest resident memory so far, in MiB; on a GPU that of the device, as the backend counts it."""
     return device_peak_mb() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
