@@ -34,7 +34,7 @@ def measure(checkpoint, kind):
     import keras_qwen as kq
 
     tiny = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_attention_heads=1, num_key_value_heads=1)
-    kq.QwenCausalLM(kq.QwenConfig(**tiny, num_hidden_layers=1))  # what the libraries take when first used is not counted
+    kq.QwenCausalLM(kq.QwenConfig(**tiny, num_hidden_layers=1))  # what libraries take when first used
     before = resident_mb()
     reset_peak()
     start = time.perf_counter()
