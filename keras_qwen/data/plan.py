@@ -122,7 +122,7 @@ class Plan:
         return [members[rows[i]].tolist() for i in self._order(epoch, len(rows), window, 2)]
 
     def _padded_rows(self, epoch, window):
-        """Full batches of one bucket, and one last batch of what is left of each (if any), filled up with empty rows."""
+        """Full batches of one bucket, and one last batch of what is left of each, filled up with empty rows."""
         size = self._global_batch_size
         members = self._windows[window]
         members = members[self._order(epoch, len(members), window, 1)]
