@@ -91,7 +91,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._saved = self.states.read(steps[-1]) if steps else None
         if self._saved is not None:
             self._take_up(model, arguments)
-        arguments, positioned = replayable(arguments, self._order_seed, self._step)
+        self._data, self._start = arguments["x"], self._step
+        arguments, positioned = replayable(arguments, self._order_seed, self._start)
         if self._saved is not None:
             arguments = self._continued(model, arguments, positioned)
         self._prepared = True
@@ -144,6 +145,8 @@ class Checkpoint(keras.callbacks.Callback):
                 "Checkpoint has to see fit's data. Models of keras_qwen show it by themselves; for others, call "
                 "keras_qwen.training.fit(model, ...) in the place of model.fit(...)."
             )
+        if hasattr(self._data, "start_at"):  # again: Keras has looked at a batch since, maybe the last of an epoch
+            self._data.start_at(self._start)
         model = self.model
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
