@@ -1,4 +1,4 @@
-"""python -m benchmarks.quantization CHECKPOINT [KIND ...]: what quantised bases cost and save, on a real checkpoint.
+"""python -m benchmarks.quantization CHECKPOINT [--no-training] [KIND ...]: what quantised bases cost and save.
 
 Loads the checkpoint in each way, a process each, and prints bits a projection weight, bytes of all variables, by how
 much loading raised the resident memory at its peak, the loss on prose and on Python (this repository's), tokens a
@@ -26,8 +26,8 @@ LENGTH = 512
 STEPS = 30
 
 
-def measure(checkpoint, kind):
-    """All figures of one way, in this process."""
+def measure(checkpoint, kind, training):
+    """All figures of one way, in this process; those of training if wanted."""
     import keras
     import numpy as np
 
@@ -61,6 +61,8 @@ def measure(checkpoint, kind):
     decode = lambda n: model.generate(prompt, max_new_tokens=n, temperature=0, stop=[])  # noqa: E731
     found["tokens_per_s"] = 32 / (seconds(lambda: decode(40), repeats=3) - seconds(lambda: decode(8), repeats=3))
 
+    if not training:
+        return found
     model.enable_lora(16, alpha=32)
     model.compile(keras.optimizers.AdamW(2e-4, weight_decay=0.0))
     reset_peak()
@@ -103,23 +105,29 @@ def peak_now_mb():
 
 
 def main():
-    checkpoint, *kinds = sys.argv[1:]
+    checkpoint, *kinds = [argument for argument in sys.argv[1:] if argument != "--no-training"]
+    training = "--no-training" not in sys.argv
     if kinds and kinds[0] == "--one":
-        return print(json.dumps(measure(checkpoint, kinds[1])))
+        return print(json.dumps(measure(checkpoint, kinds[1], training)))
     rows = []
     for kind in kinds or KINDS:
         command = [sys.executable, "-m", "benchmarks.quantization", checkpoint, "--one", kind]
+        command += [] if training else ["--no-training"]
         environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         row = {"quantization": kind, **json.loads(done.stdout.splitlines()[-1])}
         rows.append(row)
-        print(
+        line = (
             f"{kind:5} {row['bits']:5.2f} bits, weights {row['weights_mb']:6.0f} MiB, loaded in {row['load_s']:.1f} s "
             f"with a peak of {row['load_peak_mb']:.0f}; loss on prose {row['prose_loss']:.4f}, on code "
-            f"{row['code_loss']:.4f}; {row['tokens_per_s']:.1f} tokens/s; with LoRA {row['step_s']:.2f} s a step, peak "
-            f"{row['step_peak_mb']:.0f} MiB, demo {row['demo_losses'][0]:.3f} -> {row['demo_losses'][1]:.3f}",
-            flush=True,
+            f"{row['code_loss']:.4f}; {row['tokens_per_s']:.1f} tokens/s"
         )
+        if training:
+            line += (
+                f"; with LoRA {row['step_s']:.2f} s a step, peak {row['step_peak_mb']:.0f} MiB, demo "
+                f"{row['demo_losses'][0]:.3f} -> {row['demo_losses'][1]:.3f}"
+            )
+        print(line, flush=True)
     print(json.dumps({"backend": os.environ.get("KERAS_BACKEND", "tensorflow"), "rows": rows}))
 
 
