@@ -235,7 +235,15 @@ def test_a_signal_saves_says_where_and_stops(number, error, tmp_path, capsys):
     assert history == expected
 
 
-def test_the_second_signal_is_not_held_back(tmp_path):
+@pytest.fixture
+def ctrl_c_interrupts():
+    """As in a program of one's own; pytest-xdist's processes ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_second_signal_is_not_held_back(tmp_path, ctrl_c_interrupts):
     def twice(model):
         for _ in range(2):  # each in its turn: two that are pending at once count as one
             signal.raise_signal(signal.SIGINT)
