@@ -12,7 +12,7 @@ from keras_qwen.checkpoint.safetensors_files import read_header, write_file
 from keras_qwen.parameters import is_adapter_path, match_variables
 
 
-def save_adapter(folder, *, settings, table, variables):
+def save_adapter(folder, *, settings, table, variables, same=None):
     """Writes adapter_config.json and adapter_model.safetensors; other files in the folder stay.
 
     Args:
@@ -20,18 +20,23 @@ def save_adapter(folder, *, settings, table, variables):
         settings: contents of adapter_config.json.
         table: rows of `keras_qwen.parameters.adapter_table`.
         variables: the model's, those of the adapter among them.
+        same: {hf_name: hf_name of the table}: tensors to write a second time under another name.
 
     Raises:
         OSError: if writing fails; nothing in `folder` has changed then.
     """
     matched = _matched(table, variables)
-    rows = sorted(table, key=lambda row: row.hf_name)
+    rows = {row.hf_name: row for row in table}
+    rows |= {copy: rows[name] for copy, name in (same or {}).items()}
     names = (ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME)
     with replaced_folder(folder, stale=names.__contains__) as new:
         (new / ADAPTER_CONFIG_NAME).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         write_file(
             new / ADAPTER_WEIGHTS_NAME,
-            [(row.hf_name, np.dtype("float32"), row.hf_shape, _stored_form(row, matched[row.path])) for row in rows],
+            [
+                (name, np.dtype("float32"), row.hf_shape, _stored_form(row, matched[row.path]))
+                for name, row in sorted(rows.items())
+            ],
         )
 
 

@@ -107,9 +107,7 @@ class AdapterMethods:
         )
         settings = AdapterSettings.from_peft(folder / ADAPTER_CONFIG_NAME)
         table = self._adapter_table(name, settings, strict=False)
-        copies = {row.hf_name: row.hf_name for row in table}
-        same = {n.replace("model.embed_tokens", "lm_head"): n for n in copies if "embed_tokens" in n}
-        tensors = AdapterTensors(folder, table, same=same)
+        tensors = AdapterTensors(folder, table, same=_under_the_heads_name(table))
         self._add_adapter(name, settings, strict=False)
         tensors.read_into(self.variables)
 
@@ -129,7 +127,8 @@ class AdapterMethods:
         if stored.get("base_model_name_or_path") is None:
             stored["base_model_name_or_path"] = self.name_or_path
         table = self._adapter_table(name, settings, strict=False)
-        save_adapter(folder, settings=stored, table=table, variables=self.variables)
+        same = _under_the_heads_name(table) if self.lm_head is None and settings.ties_head else {}
+        save_adapter(folder, settings=stored, table=table, variables=self.variables, same=same)
 
     def push_adapter_to_hub(
         self, repo_id, name=None, *, token=None, private=None, commit_message="Upload adapter", revision=None
@@ -374,3 +373,9 @@ class AdapterMethods:
     def _check_not_merged(self):
         if self._merged is not None:
             raise ValueError(f"The adapter {self._active_adapter!r} is merged; call unmerge_adapter first.")
+
+
+def _under_the_heads_name(table):
+    """{name: name in the table}: how PEFT stores a copy of tied embeddings a second time."""
+    names = [row.hf_name for row in table]
+    return {name.replace("model.embed_tokens", "lm_head"): name for name in names if "embed_tokens" in name}

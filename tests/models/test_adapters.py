@@ -216,7 +216,7 @@ def test_modules_to_save(tied, tmp_path):
     model.save_adapter(tmp_path / "adapter")
     names = load_file(tmp_path / "adapter" / "adapter_model.safetensors").keys()
     assert "base_model.model.model.embed_tokens.weight" in names
-    assert ("base_model.model.lm_head.weight" in names) is not tied
+    assert "base_model.model.lm_head.weight" in names  # peft asks for it of tied models, too
     model.merge_adapter()
     np.testing.assert_allclose(numpy(model(INPUTS)), trained, atol=1e-5)
     assert model.generate(prompts, max_new_tokens=4, temperature=0) == text

@@ -9,6 +9,11 @@ from transformers import AutoModelForCausalLM
 
 from keras_qwen import QwenCausalLM, QwenConfig
 
+# What peft says of transformers and of a base whose weights nobody trained is not about us.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:peft"),
+]
 CONFIG = QwenConfig(
     model_type="qwen3", vocab_size=157, hidden_size=48, intermediate_size=72, num_hidden_layers=3,
     num_attention_heads=6, num_key_value_heads=2, head_dim=8, max_position_embeddings=64, initializer_range=0.2,
