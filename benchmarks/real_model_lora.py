@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-STEPS, CHATS, TOKENS_A_STEP = 30, 200, 512
+STEPS, CHATS, TOKENS_A_STEP = 30, 200, 256
 PROMPT = "Write a function that returns the square of a number."
 
 
@@ -40,7 +40,7 @@ def make_data(tokenizer, packing="best_fit", length=256, **more):
 
 
 def throughput(model):
-    """Trained tokens a second of steps of 512 positions: packed, padded to the longest chat, in buckets by length."""
+    """Trained tokens a second of steps of 256 positions: packed, padded to the longest chat, in buckets by length."""
     longest = next(n for n in (64, 128, 256, 512) if n >= longest_chat(model.tokenizer))
     ways = {
         "packed": make_data(model.tokenizer),
@@ -49,7 +49,7 @@ def throughput(model):
     }
     found = {}
     for name, data in ways.items():
-        batches = [batch for batch, _ in zip(data, range(8), strict=False)]
+        batches = [batch for batch, _ in zip(data, range(6), strict=False)]
         for inputs, labels, weights in batches:  # every shape is compiled
             model.train_on_batch(inputs, labels, sample_weight=weights)
         start = time.perf_counter()
