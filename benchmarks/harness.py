@@ -121,7 +121,8 @@ def draw(document, case, path):
                 )
             else:
                 ax.barh(number, values[xs[0]], color=f"C{number}")
-                ax.text(values[xs[0]], number, f" {values[xs[0]]:.3g}", va="center")
+                value = values[xs[0]]
+                ax.text(value, number, f" {value:,.0f}" if value >= 100 else f" {value:.3g}", va="center")
         if len(xs) > 1:
             ax.set(xlabel=case.X, xticks=xs, ylim=(0, None))
             ax.legend(fontsize="small")
