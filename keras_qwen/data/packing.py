@@ -7,6 +7,7 @@ import numpy as np
 
 from keras_qwen.data.examples import fill_rows
 from keras_qwen.data.pieces import TOO_LONG, pieces_of
+from keras_qwen.data.settings import check_choice
 
 PACKING = ("best_fit", "first_fit")
 
@@ -63,10 +64,8 @@ def pack(examples, sequence_length, *, packing="best_fit", too_long="raise", pad
     Reference:
         Ding et al., Fewer Truncations Improve Language Modeling (arXiv:2404.10830), for best-fit decreasing.
     """
-    if packing not in PACKING:
-        raise ValueError(f"packing must be one of {', '.join(map(repr, PACKING))}, not {packing!r}")
-    if too_long not in TOO_LONG:
-        raise ValueError(f"too_long must be one of {', '.join(map(repr, TOO_LONG))}, not {too_long!r}")
+    check_choice("packing", packing, PACKING)
+    check_choice("too_long", too_long, TOO_LONG)
     pieces, split, dropped = [], 0, 0
     for number, example in enumerate(examples):
         if len(example["token_ids"]) != len(example["assistant_mask"]):

@@ -1,9 +1,8 @@
 """A change of low rank to a product, whose backward pass keeps and copies nothing large that it does not need."""
 
-import keras
 from keras import ops
 
-from keras_qwen.ops.recompute import after, lean, no_gradients
+from keras_qwen.ops.recompute import add_product, after, lean, no_gradients
 
 
 def add_low_rank(y, x, a, b, scale, made_by=None, made_from=()):
@@ -34,7 +33,7 @@ def add_low_rank(y, x, a, b, scale, made_by=None, made_from=()):
 def _add_low_rank(scale, made_by, y, x, a, b, *made_from):
     rows = ops.reshape(x, (-1, x.shape[-1]))
     low = ops.matmul(rows, a) * scale
-    total = _add_product(ops.reshape(y, (-1, b.shape[1])), low, b)
+    total = add_product(ops.reshape(y, (-1, b.shape[1])), low, b)
 
     def backward(of_y):
         slopes = ops.reshape(of_y, (-1, b.shape[1]))
@@ -46,11 +45,3 @@ def _add_low_rank(scale, made_by, y, x, a, b, *made_from):
         return of_y, of_x, of_a, of_b, *no_gradients(*made_from)
 
     return ops.reshape(total, ops.shape(y)), backward
-
-
-def _add_product(y, left, right):
-    if keras.backend.backend() == "jax":
-        from keras_qwen.ops.recompute_jax import add_product
-
-        return add_product(y, left, right)
-    return y + ops.matmul(left, right)

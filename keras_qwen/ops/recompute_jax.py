@@ -1,8 +1,11 @@
-"""What `recompute` and `low_rank` need of JAX on a CPU, where XLA drops optimization barriers before they matter."""
+"""What `recompute` needs of JAX, most of it on a CPU, where XLA drops optimization barriers before they matter."""
 
 import jax
 import jax.numpy as jnp
 import keras
+from keras import ops
+
+lean = ops.custom_gradient
 
 
 def after(slopes, *tensors):
