@@ -8,7 +8,7 @@ if _late_import.is_wanted():
 else:
     require_backend()  # before the first `import keras`, whose own message does not say the remedy
 
-    from keras_qwen import callbacks, data, layers, ops, training
+    from keras_qwen import callbacks, data, distribution, layers, ops, training
     from keras_qwen.config import QwenConfig
     from keras_qwen.models.backbone import QwenBackbone
     from keras_qwen.models.causal_lm import QwenCausalLM
@@ -21,6 +21,7 @@ __all__ = [
     "QwenTokenizer",
     "callbacks",
     "data",
+    "distribution",
     "layers",
     "ops",
     "training",

@@ -130,3 +130,34 @@ def weight_decay(optimizer, variable):
 def global_seed_state():
     """The variable behind all of Keras's random numbers for which no seed is given."""
     return global_seed_generator().state
+
+
+class AxesLayout(keras.distribution.TensorLayout):
+    """A layout in which a dimension may be split over several mesh axes: a tuple of names; Keras's takes one."""
+
+    def _validate_axes(self):
+        if self._device_mesh is None:
+            return
+        named = [name for axes in self._axes for name in (axes if isinstance(axes, tuple) else (axes,)) if name]
+        if unknown := set(named) - set(self._device_mesh.axis_names):
+            raise ValueError(f"The mesh has the axes {self._device_mesh.axis_names}, not {sorted(unknown)}.")
+        if len(set(named)) != len(named):
+            raise ValueError(f"A mesh axis splits one dimension at most; in {self._axes} one splits several.")
+
+
+def layout_of(variable):
+    """The layout that a variable was made with; None without a distribution."""
+    return getattr(variable, "_layout", None)
+
+
+@contextlib.contextmanager
+def layouts_for_state(variables, layouts):
+    """Inside, an optimizer gives its state of each variable the layout named here instead of the variable's own."""
+    own = [layout_of(variable) for variable in variables]
+    for variable, layout in zip(variables, layouts, strict=True):
+        variable._layout = layout
+    try:
+        yield
+    finally:
+        for variable, layout in zip(variables, own, strict=True):
+            variable._layout = layout

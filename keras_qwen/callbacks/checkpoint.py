@@ -14,6 +14,7 @@ from keras_qwen.callbacks.fingerprint import differences, fingerprint
 from keras_qwen.callbacks.interruption import Interruption
 from keras_qwen.callbacks.state_folder import REMEDY, StateFolder
 from keras_qwen.keras_private import global_seed_state
+from keras_qwen.ops.placement import build_optimizer
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -149,7 +150,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._data.start_at(self._start)
         model = self.model
         if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+            build_optimizer(model.optimizer, model.trainable_variables)
         if self._saved is not None:
             self.states.restore(self._saved_step, self._variables(model))
             SkippingStep(model, self._position["batch"], self._consume, self._saved["logs"])

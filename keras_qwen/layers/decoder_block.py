@@ -7,8 +7,11 @@ from keras_qwen.layers.grouped_query_attention import GroupedQueryAttention
 from keras_qwen.layers.lora import Adaptable, repeatable
 from keras_qwen.layers.rms_norm import RMSNorm
 from keras_qwen.layers.swiglu_mlp import SwiGLUMLP
+from keras_qwen.ops.placement import placed
 
 REMAT_POLICIES = (None, "block", "attention", "mlp")
+# What the dimensions of the hidden states count: between the parts of a block, and inside of them.
+RESIDUAL, WHOLE = ("batch", "residual", "embed"), ("batch", "length", "embed")
 
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
@@ -98,7 +101,8 @@ class DecoderBlock(keras.layers.Layer):
 
         # `training` is said: TensorFlow's backward pass calls this outside of the layers that would pass it on.
         def mlp_part(x):
-            return x + self.mlp(self.post_attention_layernorm(x), training=training)
+            normalized = placed(self.post_attention_layernorm(x), *WHOLE)
+            return x + placed(self.mlp(normalized, training=training), *RESIDUAL)
 
         if cache is not None:
             attended, cache = self.self_attn(
@@ -108,8 +112,10 @@ class DecoderBlock(keras.layers.Layer):
 
         # Closures of one tensor: all else is captured, as keras.remat needs it on TensorFlow.
         def attention_part(x):
-            return x + self.self_attn(self.input_layernorm(x), seed=seed, **given)
+            normalized = placed(self.input_layernorm(x), *WHOLE)
+            return x + placed(self.self_attn(normalized, seed=seed, **given), *RESIDUAL)
 
+        hidden = placed(hidden, *RESIDUAL)
         policy = self.remat if training and not isinstance(hidden, keras.KerasTensor) else None
         if policy == "block":
             return self._recomputed(lambda x: mlp_part(attention_part(x)))(hidden)

@@ -11,6 +11,7 @@ from keras_qwen.layers.rms_norm import RMSNorm
 from keras_qwen.layers.rotary_embedding import RotaryEmbedding, apply_rotary_embedding
 from keras_qwen.ops.attention import attention
 from keras_qwen.ops.attention_cached import cached_attention, write_cache
+from keras_qwen.ops.placement import placed
 
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
@@ -139,9 +140,9 @@ class GroupedQueryAttention(keras.layers.Layer):
         if segment_ids is None and mask is not None:
             segment_ids = ops.cast(mask, "int32")
         cos, sin = rope if rope is not None else self._own_rope(document_positions(segment_ids, hidden))
-        query = self._heads(self.q_proj(hidden), self.num_attention_heads)
-        key = self._heads(self.k_proj(hidden), self.num_key_value_heads)
-        value = self._heads(self.v_proj(hidden), self.num_key_value_heads)
+        query = self._heads(self.q_proj(hidden), self.num_attention_heads, "heads")
+        key = self._heads(self.k_proj(hidden), self.num_key_value_heads, "kv_heads")
+        value = self._heads(self.v_proj(hidden), self.num_key_value_heads, "kv_heads")
         if self.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = apply_rotary_embedding(query, cos, sin), apply_rotary_embedding(key, cos, sin)
@@ -165,8 +166,8 @@ class GroupedQueryAttention(keras.layers.Layer):
         output = self.o_proj(ops.reshape(context, (*ops.shape(context)[:2], self.num_attention_heads * self.head_dim)))
         return output if cache is None else (output, cache)
 
-    def _heads(self, x, heads):
-        return ops.reshape(x, (*ops.shape(x)[:2], heads, self.head_dim))
+    def _heads(self, x, heads, axis):
+        return placed(ops.reshape(x, (*ops.shape(x)[:2], heads, self.head_dim)), "batch", "length", axis, "head_dim")
 
     def draw_seed(self, training):
         """The seed of one call's dropout; drawn outside of what is recomputed, it is the same the second time."""

@@ -4,6 +4,7 @@ import keras
 
 from keras_qwen.layers.lora import Adaptable
 from keras_qwen.layers.quantized_policy import quantization_of
+from keras_qwen.ops.placement import product
 from keras_qwen.ops.row_matmul import row_matmul
 
 
@@ -30,7 +31,7 @@ class Projection(Adaptable, keras.layers.Dense):
 
     def base_product(self, inputs):
         """`inputs @ kernel`: all that the layer computes with its kernel, however that is kept."""
-        return row_matmul(inputs, self.kernel)
+        return product(row_matmul, inputs, self.kernel)
 
 
 def build_projection(parent, name, units, input_shape, *, use_bias, kernel_initializer):

@@ -6,6 +6,7 @@ import keras
 
 from keras_qwen.layers.projection import build_projection
 from keras_qwen.ops.elementwise import swiglu
+from keras_qwen.ops.placement import placed
 
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
@@ -42,7 +43,8 @@ class SwiGLUMLP(keras.layers.Layer):
         self.down_proj = make("down_proj", input_shape[-1], (*input_shape[:-1], self.intermediate_size))
 
     def call(self, hidden, training=None):
-        gate, up = self.gate_proj(hidden), self.up_proj(hidden)
+        axes = ("batch", "length", "mlp")[3 - len(hidden.shape) :]
+        gate, up = (placed(project(hidden), *axes) for project in (self.gate_proj, self.up_proj))
         return self.down_proj(swiglu(gate, up), made_by=swiglu, made_from=(gate, up))
 
     def compute_output_shape(self, hidden_shape):

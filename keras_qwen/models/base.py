@@ -14,6 +14,7 @@ from keras_qwen.models.freezing import FreezingMethods
 from keras_qwen.models.quantizing import QuantizationMethods, quantized_policy
 from keras_qwen.ops.attention import choose_implementation
 from keras_qwen.ops.attention_backend import backend_module
+from keras_qwen.ops.placement import check_model
 from keras_qwen.parameters import is_adapter_path, parameter_table, quantized_table
 from keras_qwen.training.fitting import prepared_fit
 
@@ -74,6 +75,7 @@ class QwenModel(QuantizationMethods, FreezingMethods, keras.Model):
         return super().predict(x, *args, **kwargs)
 
     def _check_arrays(self, x):
+        check_model(self)
         ids = x.get("token_ids") if isinstance(x, dict) else x
         if isinstance(ids, np.ndarray):
             check_token_ids(ids, self.config.vocab_size)

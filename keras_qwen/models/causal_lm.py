@@ -14,6 +14,7 @@ from keras_qwen.models.resizing import ResizingMethods
 from keras_qwen.models.scoring import ScoringMethods
 from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.ops.linear_cross_entropy import linear_cross_entropy
+from keras_qwen.ops.placement import build_optimizer, placed
 from keras_qwen.ops.row_matmul import row_matmul
 from keras_qwen.training.preference import DPO, PreferenceStep
 from keras_qwen.training.step import TokenStep
@@ -122,7 +123,7 @@ class QwenCausalLM(AdapterMethods, ResizingMethods, ScoringMethods, QwenModel):
         shares = transposed and kernel.trainable and kernel is self.backbone.embed_tokens.current_weight
         sharing = self.backbone.embed_tokens.sharing() if shares else contextlib.nullcontext()
         with sharing as shared, self.dropout_seeds(training):
-            hidden = self.backbone(inputs, training=training)
+            hidden = placed(self.backbone(inputs, training=training), "batch", "length", "embed")
         arguments = {"transposed": transposed, "kernel_trainable": kernel.trainable}
         return hidden, shared.table if shares else kernel, arguments
 
@@ -321,7 +322,7 @@ class QwenCausalLM(AdapterMethods, ResizingMethods, ScoringMethods, QwenModel):
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trained_variables())
+        build_optimizer(self.optimizer, self.trained_variables())
 
     @property
     def metrics(self):

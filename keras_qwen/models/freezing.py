@@ -5,6 +5,7 @@ import re
 import keras
 
 from keras_qwen import keras_private
+from keras_qwen.ops.placement import build_optimizer
 from keras_qwen.parameters import is_adapter_path
 
 
@@ -110,7 +111,7 @@ class FreezingMethods(RetracedFunctions):
         if not variables:
             raise ValueError(f"Nothing is trainable. {self.why_nothing_is_trained()}")
         if not self.optimizer.built:
-            self.optimizer.build(variables)
+            build_optimizer(self.optimizer, variables)
         elif not _same(keras_private.optimized_variables(self.optimizer), variables):
             if int(keras.ops.convert_to_numpy(self.optimizer.iterations)):
                 raise ValueError(
@@ -118,7 +119,7 @@ class FreezingMethods(RetracedFunctions):
                     "to other variables: call compile again with a new optimizer."
                 )
             self.optimizer = type(self.optimizer).from_config(self.optimizer.get_config())
-            self.optimizer.build(variables)
+            build_optimizer(self.optimizer, variables)
 
     def why_nothing_is_trained(self):
         """A remedy, for the error."""

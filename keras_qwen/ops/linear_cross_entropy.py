@@ -7,11 +7,11 @@ import numbers
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_qwen.backend import concrete_value
 from keras_qwen.ops.linear_cross_entropy_loop import Plan, token_sums
+from keras_qwen.ops.placement import batch_shards
 
 DEFAULT_MEMORY_BUDGET = 192 * 2**20
 PIECE_BYTES = 16 * 2**20
@@ -144,7 +144,7 @@ def prepare(hidden, kernel, labels, weights, *, transposed, chunk_size, memory_b
     weights = ops.stop_gradient(ops.where(labels < 0, 0.0, weights))
     labels = ops.clip(ops.cast(labels, "int32"), 0, vocab - 1)
     tokens = hidden.shape[0]
-    shards = math.gcd(tokens, _batch_shards()) if tokens else 1
+    shards = math.gcd(tokens, batch_shards()) if tokens else 1
     whole = _BACKEND.adds_in_place() or keras.distribution.distribution() is not None
     plan = Plan(
         chunk_size=1 if tokens == 0 else _chunk_size(chunk_size, memory_budget, tokens, vocab, shards),
@@ -210,13 +210,3 @@ def _pieces(hidden_size, vocab):
     wanted = -(-4 * hidden_size * vocab // PIECE_BYTES)
     divisors = [n for n in range(1, min(vocab, 16 * wanted) + 1) if vocab % n == 0]
     return next((n for n in divisors if n >= wanted), divisors[-1])
-
-
-def _batch_shards():
-    """Devices the batch is spread over by the active `keras.distribution`."""
-    distribution = keras.distribution.distribution()
-    name = getattr(distribution, "batch_dim_name", None)
-    if name is None:
-        return 1
-    mesh = distribution.device_mesh
-    return int(np.prod([size for size, axis in zip(mesh.shape, mesh.axis_names, strict=True) if axis == name]))

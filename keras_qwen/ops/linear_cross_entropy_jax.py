@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from keras_qwen.ops.placement import batch_axes, batch_shards
+
 
 def adds_in_place():
     """Whether the compiler lets a product add to its output. XLA does on accelerators."""
@@ -106,7 +108,8 @@ def _sums(sums, plan, hidden, kernel, labels, weights):
     if plan.shards == 1:
         return sums(plan, hidden, kernel, labels, weights)
     hidden, labels, weights = (x.reshape(plan.shards, -1, *x.shape[1:]) for x in (hidden, labels, weights))
-    spread = jax.vmap(partial(sums, plan), in_axes=(0, None, 0, 0), axis_name="shards")
+    over = batch_axes() if plan.shards == batch_shards() else None
+    spread = jax.vmap(partial(sums, plan), in_axes=(0, None, 0, 0), axis_name="shards", spmd_axis_name=over)
     loss_sum, correct_sum, hidden_gradient, kernel_gradient = spread(hidden, kernel, labels, weights)
     if plan.gradients:
         hidden_gradient = hidden_gradient.reshape(-1, hidden_gradient.shape[-1])

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from keras import ops
 
+from keras_qwen.ops.placement import placed
+
 
 class Plan(NamedTuple):
     """What of the computation is fixed when it is traced.
@@ -95,6 +97,7 @@ class ChunkedHead:
         self.dtype = dtype
         # Pieces are cast one by one, so that no copy of the kernel is made for it.
         self.kernel = ops.cast(kernel, dtype) if plan.pieces == 1 else kernel
+        self.kernel = placed(self.kernel, *(("vocab", "embed") if plan.transposed else ("embed", "vocab")))
         self.hidden_size, vocab = kernel.shape[::-1] if plan.transposed else kernel.shape
         self.width = vocab // plan.pieces
 
@@ -109,6 +112,7 @@ class ChunkedHead:
 
         def piece(index, largest, total, of_label, correct, *stored):
             logits = backend.product(states, self._piece(index), transpose_b=self.plan.transposed)
+            logits = placed(logits, "tokens", "vocab")
             place = labels - index * self.width
             here = ops.logical_and(place >= 0, place < self.width)
             top, picked, first = backend.top(logits, ops.clip(place, 0, self.width - 1))

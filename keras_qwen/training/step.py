@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_qwen.keras_private import loss_tracker
 from keras_qwen.ops.linear_cross_entropy import TokenLoss
+from keras_qwen.ops.placement import batch_shards, placed
 from keras_qwen.training.monitors import StepResult
 from keras_qwen.training.token_weights import reciprocal, token_weights
 
@@ -78,13 +79,18 @@ class TokenStep:
                 self._largest_batch = max(rows, self._largest_batch)
             if rows <= size:
                 return None
+        if size % batch_shards():
+            raise ValueError(
+                f"micro_batch_size={size} is no multiple of the {batch_shards()} parts that a batch is split into."
+            )
         count = (ops.shape(tensors[1])[0] + size - 1) // size
 
         def split(x):
             if rows is None or rows % size:
                 filler = ops.zeros((size - 1, *x.shape[1:]), x.dtype)
                 x = ops.concatenate([x, filler], axis=0)[: count * size]
-            return ops.reshape(x, (-1, size, *x.shape[1:]))
+            x = ops.reshape(x, (-1, size, *x.shape[1:]))
+            return placed(x, "step", "batch", *["length"] * (len(x.shape) - 2))
 
         return keras.tree.map_structure(split, tensors)
 

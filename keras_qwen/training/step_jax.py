@@ -3,6 +3,7 @@
 import jax
 import keras
 
+from keras_qwen.ops.placement import constrained, update_layouts
 from keras_qwen.training.step import add, zero_sums
 
 
@@ -17,7 +18,12 @@ def train_step(step, model, state, data):
         sums, non_trainable = _sums(step, model, trainable, non_trainable, batch, training=True)
         return sums.loss_sum, (sums, non_trainable)
 
-    gradient = jax.grad(loss, has_aux=True)
+    layouts = update_layouts(model.trainable_variables)
+
+    def gradient(*arguments):
+        gradients, aux = jax.grad(loss, has_aux=True)(*arguments)
+        return constrained(gradients, layouts), aux
+
     micro = step.micro_batches(batch, training=True)
     if micro is None:
         gradients, (sums, non_trainable) = gradient(trainable, non_trainable, batch)
@@ -29,10 +35,11 @@ def train_step(step, model, state, data):
             total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients)
             return (total, add(sums, more), non_trainable), None
 
-        zeros = jax.tree.map(lambda v: jax.numpy.zeros(v.shape, "float32"), trainable)
+        zeros = constrained([jax.numpy.zeros(v.shape, "float32") for v in trainable], layouts)
         (gradients, sums, non_trainable), _ = jax.lax.scan(accumulate, (zeros, zero_sums(), non_trainable), micro)
         gradients = jax.tree.map(lambda g, v: g.astype(v.dtype), gradients, trainable)
     logs, metrics = _report(step, model, metrics, sums, gradients, optimizer, weight_sum, unscaled)
+    trainable = constrained(trainable, layouts)
     trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
     return logs, (trainable, non_trainable, optimizer, metrics)
 

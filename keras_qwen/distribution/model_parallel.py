@@ -1,0 +1,162 @@
+"""ModelParallel for Qwen: variables by the layout map, activations and the optimizer's state to match."""
+
+import importlib
+
+import keras
+
+from keras_qwen import keras_private
+from keras_qwen.distribution.layouts import axes_of, layout_map
+from keras_qwen.keras_private import AxesLayout
+from keras_qwen.parameters import is_adapter_path
+from keras_qwen.partitioning import BATCH_AXES, Partition, activation_partition, batch_shards, update_partition
+
+
+class QwenModelParallel(keras.distribution.ModelParallel):
+    """The distribution that `model_parallel` returns; a `keras.distribution.ModelParallel`.
+
+    Args:
+        layouts: of `layout_map`.
+        sequence_parallel, shard_optimizer: as of `model_parallel`.
+    """
+
+    def __init__(self, layouts, *, sequence_parallel=False, shard_optimizer=False):
+        self.layouts, self.mesh = layouts, layouts.mesh
+        super().__init__(layout_map=layouts, batch_dim_name=layouts.device_mesh.axis_names[0])
+        self.sequence_parallel, self.shard_optimizer = sequence_parallel, shard_optimizer
+        self._backend = importlib.import_module(f"keras_qwen.distribution.placement_{keras.backend.backend()}")
+        self._checked = None
+
+    # what Keras asks ---------------------------------------------------------------------------------------------
+
+    @property
+    def batch_axes(self):
+        """The mesh axes that split a batch."""
+        return tuple(axis for axis in BATCH_AXES if axis in self.mesh)
+
+    @property
+    def num_model_replicas(self):
+        return batch_shards(self.mesh)
+
+    def get_data_layout(self, data_shape):
+        axes = tuple(axis for axis in self.batch_axes if self.mesh[axis] > 1) or None
+        return self._layout([axes, *[None] * (len(data_shape) - 1)])
+
+    def get_tensor_layout(self, path):
+        return None  # the layers say themselves what they compute: `place`
+
+    # what the layers and the training step ask -------------------------------------------------------------------
+
+    def place(self, tensor, axes):
+        """See `keras_qwen.ops.placement.placed`."""
+        shape = [size if isinstance(size, int) else None for size in tensor.shape]
+        chosen = activation_partition(axes, shape, self.mesh, sequence_parallel=self.sequence_parallel)
+        return self._backend.constrained(tensor, self._layout(axes_of(chosen)))
+
+    def product(self, multiply, inputs, weight, path):
+        """See `keras_qwen.ops.placement.product`."""
+        split = self.layouts[path]
+        whole = self._layout([_without(axes, "fsdp") for axes in split.axes])
+        return self._backend.product(multiply, inputs, weight, split, whole)
+
+    def update_layout(self, variable):
+        """How the moments of a variable, and the computation of its update, are split."""
+        layout = keras_private.layout_of(variable)
+        own = Partition(tuple(axes if isinstance(axes, tuple) else (axes,) if axes else () for axes in layout.axes))
+        return self._layout(
+            axes_of(update_partition(own, tuple(variable.shape), self.mesh, shard_optimizer=self.shard_optimizer))
+        )
+
+    def build_optimizer(self, optimizer, variables):
+        """Builds an optimizer whose state is split as `update_layout` says, never larger on a device on the way."""
+        layouts = [self.update_layout(variable) for variable in variables]
+        with keras_private.layouts_for_state(variables, layouts):
+            optimizer.build(variables)
+
+    def constrained(self, values, layouts):
+        """Tensors, each split as its layout says."""
+        return [self._backend.constrained(value, layout) for value, layout in zip(values, layouts, strict=True)]
+
+    def check_model(self, model):
+        """Raises ValueError where a model does not lie on this mesh by exactly one rule for each variable."""
+        weights = model.weights
+        if self._checked == [id(variable) for variable in weights]:
+            return
+        used = set()
+        for variable in weights:
+            pattern = self.layouts.pattern_of(variable.path)
+            if pattern is None:
+                if variable.path.endswith("seed_generator_state") or is_adapter_path(variable.path):
+                    continue
+                raise ValueError(
+                    f"The variable {variable.path} matches no rule of the layout map: was that made for another config?"
+                )
+            used.add(pattern)
+            layout = keras_private.layout_of(variable)
+            if layout is None or layout.device_mesh is not self.device_mesh:
+                raise ValueError(
+                    f"The variable {variable.path} was made before this distribution was set, and does not lie on its "
+                    f"mesh. Call keras.distribution.set_distribution(...) first, then make or load the model."
+                )
+            expected = tuple(self.layouts[pattern].axes)
+            if len(expected) != len(variable.shape):
+                raise ValueError(
+                    f"The rule {pattern} says {expected} of {variable.path}, whose shape is {variable.shape}."
+                )
+            if tuple(layout.axes) != expected:
+                raise ValueError(
+                    f"The variable {variable.path} lies as {tuple(layout.axes)}, the layout map says {expected}: it "
+                    f"was changed after the model was made. Change it before."
+                )
+        if model.config != self.layouts.config:
+            raise ValueError(
+                "The distribution was made for another config than this model's; make it from model.config."
+            )
+        if unused := set(self.layouts) - used - self.layouts.optional - self._of_other_models(model):
+            raise ValueError(
+                f"Rules of the layout map that match no variable of the model: {', '.join(sorted(unused))}."
+            )
+        self._checked = [id(variable) for variable in weights]
+
+    def _of_other_models(self, model):
+        """Rules for what a backbone has not, or a quantised model has in another form."""
+        own = {r"(.*/)?lm_head/kernel"} if not model.has_head else set()
+        return own | ({p for p in self.layouts if p.endswith("_proj/kernel")} if model.quantization else set())
+
+    def _layout(self, axes):
+        return AxesLayout(tuple(axes), self.device_mesh)
+
+
+def _without(axes, name):
+    if isinstance(axes, tuple):
+        kept = tuple(axis for axis in axes if axis != name)
+        return kept[0] if len(kept) == 1 else kept or None
+    return None if axes == name else axes
+
+
+def model_parallel(config, mesh, *, sequence_parallel=False, shard_optimizer=False) -> QwenModelParallel:
+    """A distribution for `keras.distribution.set_distribution`, to be set before the model is made or loaded.
+
+    Weights lie by `layout_map`, the batch is split over `data` and `fsdp`, activations follow the weights. The numbers
+    are those of one device but for the order of sums.
+
+    Args:
+        config: the model's config.
+        mesh: `{"data": 2, "fsdp": 2, "model": 4}`: any of these axes in any order, or a `DeviceMesh` with them; or a
+            `LayoutMap` of `layout_map`, with rules of one's own.
+        sequence_parallel: splits the residual stream between the blocks over `model` along the length, what remat keeps
+            included; the same traffic as without. Lengths that `model` does not divide are left whole.
+        shard_optimizer: splits moments, gradients and the update over `data`, too (ZeRO-1).
+
+    Raises:
+        ValueError: for a mesh that does not do; see `device_mesh`.
+
+    Example:
+        >>> config = kq.QwenConfig.from_pretrained("Qwen/Qwen2.5-32B-Instruct")
+        >>> distribution = kq.distribution.model_parallel(config, {"fsdp": 2, "model": 8}, sequence_parallel=True)
+        >>> keras.distribution.set_distribution(distribution)
+        >>> model = kq.QwenCausalLM.from_pretrained("Qwen/Qwen2.5-32B-Instruct", dtype="mixed_bfloat16", remat="block")
+    """
+    layouts = mesh if isinstance(mesh, keras.distribution.LayoutMap) else layout_map(config, mesh)
+    if getattr(layouts, "config", config) != config:
+        raise ValueError("This layout map was made for another config.")
+    return QwenModelParallel(layouts, sequence_parallel=sequence_parallel, shard_optimizer=shard_optimizer)

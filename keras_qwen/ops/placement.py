@@ -1,0 +1,76 @@
+"""Tells the active distribution, if there is one, what the dimensions of a tensor count, so that it can split them."""
+
+import math
+
+import keras
+
+
+def placed(tensor, *axes):
+    """The tensor, on the devices where the active distribution wants its parts; without one, the tensor as it is.
+
+    Args:
+        tensor: any tensor.
+        axes: what each of its dimensions counts, as of `keras_qwen.partitioning.activation_partition`.
+
+    Example:
+        >>> placed(keras.ops.ones((2, 4, 8)), "batch", "residual", "embed").shape
+        (2, 4, 8)
+    """
+    place = getattr(keras.distribution.distribution(), "place", None)
+    return tensor if place is None or isinstance(tensor, keras.KerasTensor) else place(tensor, axes)
+
+
+def product(multiply, inputs, weight):
+    """`multiply(inputs, weight)`, where a weight that is split only to save memory is gathered for it.
+
+    Args:
+        multiply: function of two tensors, the same object for all calls of a kind.
+        inputs: tensor.
+        weight: a variable.
+    """
+    distributed = getattr(keras.distribution.distribution(), "product", None)
+    if distributed is None or isinstance(inputs, keras.KerasTensor):
+        return multiply(inputs, weight)
+    return distributed(multiply, inputs, keras.ops.convert_to_tensor(weight), weight.path)
+
+
+def build_optimizer(optimizer, variables):
+    """Builds an optimizer, its state split as the active distribution wants it."""
+    getattr(keras.distribution.distribution(), "build_optimizer", type(optimizer).build)(optimizer, variables)
+
+
+def update_layouts(variables):
+    """How gradients, moments and the update of each variable are split; None without a distribution that says so."""
+    layout = getattr(keras.distribution.distribution(), "update_layout", None)
+    return None if layout is None else [layout(variable) for variable in variables]
+
+
+def constrained(values, layouts):
+    """Tensors split as their layouts say; as they are where layouts is None."""
+    return values if layouts is None else keras.distribution.distribution().constrained(values, layouts)
+
+
+def check_model(model):
+    """Raises ValueError where the active distribution is not made for a model."""
+    check = getattr(keras.distribution.distribution(), "check_model", None)
+    if check is not None:
+        check(model)
+
+
+def batch_axes():
+    """Names of the mesh axes that the active distribution splits a batch over; none without one."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return ()
+    axes = getattr(distribution, "batch_axes", (distribution.batch_dim_name,))
+    return tuple(axis for axis in axes if _mesh_size(distribution, axis) > 1)
+
+
+def batch_shards():
+    """Parts that the active distribution splits a batch into; 1 without one."""
+    return math.prod(_mesh_size(keras.distribution.distribution(), axis) for axis in batch_axes())
+
+
+def _mesh_size(distribution, axis):
+    mesh = distribution.device_mesh
+    return mesh.shape[mesh.axis_names.index(axis)]
