@@ -9,30 +9,7 @@ from typing import NamedTuple
 
 import keras
 
-# Dense multiply-adds in bfloat16 (float16 for T4 and V100) with float32 sums, operations a second, as the makers'
-# data sheets say. The first name that is part of the device's counts.
-_PEAKS = {
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "A10G": 70e12,
-    "A10": 125e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "V100": 125e12,
-    "T4": 65e12,
-    "RTX 4090": 165e12,
-    "RTX 4080": 97e12,
-    "RTX 3090": 71e12,
-    "TPU v6": 918e12,
-    "TPU v5p": 459e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v4": 275e12,
-}
+from keras_qwen.hardware import accelerator
 
 
 class Memory(NamedTuple):
@@ -62,10 +39,10 @@ def peak_flops(compute_dtype) -> float | None:
     name = _backend().device_name()
     if name is None or compute_dtype not in ("bfloat16", "float16"):
         return None
-    peak = next((peak for known, peak in _PEAKS.items() if known.lower() in name.lower()), None)
+    known = accelerator(name)
     distribution = keras.distribution.distribution()
     count = 1 if distribution is None else distribution.device_mesh.devices.size
-    return None if peak is None else peak * count
+    return None if known is None else known.peak_flops * count
 
 
 def process_memory() -> Memory:

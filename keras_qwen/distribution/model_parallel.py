@@ -48,9 +48,12 @@ class QwenModelParallel(keras.distribution.ModelParallel):
 
     def place(self, tensor, axes):
         """See `keras_qwen.ops.placement.placed`."""
-        shape = [size if isinstance(size, int) else None for size in tensor.shape]
+        return self._backend.constrained(tensor, self._activation_layout(tensor, axes))
+
+    def _activation_layout(self, tensor, axes):
+        shape = [size if isinstance(size, int) else None for size in tensor.shape[: len(axes)]]
         chosen = activation_partition(axes, shape, self.mesh, sequence_parallel=self.sequence_parallel)
-        return self._backend.constrained(tensor, self._layout(axes_of(chosen)))
+        return self._layout(axes_of(chosen))
 
     def product(self, multiply, inputs, weight, path):
         """See `keras_qwen.ops.placement.product`."""
@@ -58,9 +61,22 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         whole = self._layout([_without(axes, "fsdp") for axes in split.axes])
         return self._backend.product(multiply, inputs, weight, split, whole)
 
+    def for_each_device(self, attend, query, key, value, *segments):
+        """See `keras_qwen.ops.placement.for_each_device`."""
+        heads, kv_heads, ways = query.shape[2], key.shape[2], self.mesh.get("model", 1)
+        # Each device has the key/value heads of its own query heads, if need be one that others have, too.
+        whole_groups = kv_heads % ways == 0 or (heads % ways == 0 and ways % kv_heads == 0)
+        names = "batch", "length", "heads" if whole_groups else "whole", "head_dim"
+        return self._backend.for_each_device(
+            attend,
+            (query, key, value, *segments),
+            [self._activation_layout(query, names)] * 3 + [self._activation_layout(query, names[:2])] * len(segments),
+            ways if whole_groups and kv_heads % ways else 1,
+        )
+
     def update_layout(self, variable):
         """How the moments of a variable, and the computation of its update, are split."""
-        layout = keras_private.layout_of(variable)
+        layout = self.get_variable_layout(variable)
         own = Partition(tuple(axes if isinstance(axes, tuple) else (axes,) if axes else () for axes in layout.axes))
         return self._layout(
             axes_of(update_partition(own, tuple(variable.shape), self.mesh, shard_optimizer=self.shard_optimizer))

@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 
 def constrained(tensor, layout):
@@ -13,6 +14,32 @@ def constrained(tensor, layout):
 
 def _traced(tensor):
     return isinstance(tensor, jax.core.Tracer)
+
+
+def for_each_device(function, tensors, layouts, copies):
+    """`function(*tensors)` on each device with its parts; the result lies as the first tensor.
+
+    Args:
+        function: of tensors.
+        tensors: query, key, value, and others or None.
+        layouts: of each.
+        copies: where the heads of key and value are fewer than the devices that split the query's, how often each of
+            them is needed times their number; else 1.
+    """
+    query, key, value, *others = tensors
+    if copies > 1:
+        key, value = (jnp.repeat(x, copies // x.shape[2], axis=2) for x in (key, value))
+    given = [(x, layout) for x, layout in zip((query, key, value, *others), layouts, strict=True) if x is not None]
+    present = [x is not None for x in (query, key, value, *others)]
+
+    def local(*parts):
+        parts = iter(parts)
+        return function(*(next(parts) if is_there else None for is_there in present))
+
+    specs = [layout.backend_layout.spec for _, layout in given]
+    mesh = layouts[0].backend_layout.mesh
+    spread = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)
+    return spread(*(x for x, _ in given))
 
 
 def product(multiply, inputs, weight, split, whole):

@@ -8,6 +8,7 @@ from keras_qwen.ops.attention_blockwise import Settings, blockwise_attention
 from keras_qwen.ops.attention_choice import choose_block_sizes, choose_implementation
 from keras_qwen.ops.attention_dense import dense_attention
 from keras_qwen.ops.attention_mask import attention_mask
+from keras_qwen.ops.placement import for_each_device
 
 
 def attention(
@@ -97,12 +98,15 @@ def attention(
             lengths = dict(length=ops.shape(query)[1], key_length=ops.shape(key)[1])
             mask = attention_mask(segment_ids, key_segment_ids=key_segment_ids, **lengths, **rule)
         return dense_attention(query, key, value, mask=mask, scale=scale, dropout=dropout, seed=seed)
-    if chosen == "flash":
-        return backend_module().flash_attention(query, key, value, segment_ids=segment_ids, scale=scale, **rule)
-    settings = Settings(choose_block_sizes(block_size, query.shape, key.shape[1]), scale=scale, **rule)
-    return blockwise_attention(
-        query, key, value, segment_ids=segment_ids, key_segment_ids=key_segment_ids, settings=settings
-    )
+
+    def on_a_device(query, key, value, segment_ids, key_segment_ids):
+        if chosen == "flash":
+            return backend_module().flash_attention(query, key, value, segment_ids=segment_ids, scale=scale, **rule)
+        settings = Settings(choose_block_sizes(block_size, query.shape, key.shape[1]), scale=scale, **rule)
+        segments = dict(segment_ids=segment_ids, key_segment_ids=key_segment_ids)
+        return blockwise_attention(query, key, value, **segments, settings=settings)
+
+    return for_each_device(on_a_device, query, key, value, segment_ids, key_segment_ids)
 
 
 def _check_tensors(query, key, value, segment_ids, key_segment_ids, mask, causal):

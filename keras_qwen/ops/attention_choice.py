@@ -84,8 +84,6 @@ def _why_no_flash(backend, device, dtype, head_dim, length, has_key_segments):
     if device == "tpu":
         if length is None or length % 128:
             return f"on a TPU the length has to be a multiple of 128, not {length}"
-        if keras.distribution.distribution() is not None:
-            return "on a TPU the fused kernel is not spread over a mesh"
         return None
     if device != "gpu":
         return f"JAX has no fused attention kernel for the {device.upper()}"
@@ -126,9 +124,7 @@ def choose_block_sizes(block_size, query_shape, key_length, device=None):
                 raise ValueError(f"block_size {size} is beyond the length {tokens}.")
         return sizes
     device = device or backend_module().device()
-    distribution = keras.distribution.distribution()  # which spreads batch and heads over its devices
-    devices = 1 if distribution is None else math.prod(distribution.device_mesh.shape)
-    scores = SCORES[device] * devices // ((batch or 1) * heads)  # of one head
+    scores = SCORES[device] // ((batch or 1) * heads)  # of one head
     query_size = _clipped_power(math.isqrt(scores))
     key_size = _clipped_power(scores // query_size)
     step = 16 if device == "cpu" else 128

@@ -34,6 +34,23 @@ def product(multiply, inputs, weight):
     return distributed(multiply, inputs, keras.ops.convert_to_tensor(weight), weight.path)
 
 
+def for_each_device(attend, query, key, value, *segments):
+    """`attend(query, key, value, *segments)`, on a mesh by each device for its own rows and heads.
+
+    Nothing of attention crosses rows or groups of heads, so that no device need know of the others: kernels and loops
+    run as they do on one.
+
+    Args:
+        attend: function of tensors.
+        query, key, value: tensors (batch, length, heads, head_dim).
+        segments: integers (batch, length), or None.
+    """
+    spread = getattr(keras.distribution.distribution(), "for_each_device", None)
+    if spread is None or isinstance(query, keras.KerasTensor):
+        return attend(query, key, value, *segments)
+    return spread(attend, query, key, value, *segments)
+
+
 def build_optimizer(optimizer, variables):
     """Builds an optimizer, its state split as the active distribution wants it."""
     getattr(keras.distribution.distribution(), "build_optimizer", type(optimizer).build)(optimizer, variables)
