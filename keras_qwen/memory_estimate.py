@@ -1,62 +1,302 @@
-"""What a model costs, from its config alone: the arithmetic of a token."""
+"""What each device holds during a training step, from config and parameter table alone: no weights, no compiler.
+
+A step's memory is highest at one of four moments, of which the estimate takes the largest:
+
+- `loss`: all blocks have kept what their backward passes need, and the head works on a chunk of tokens;
+- `last block`: the same, while the last block is differentiated (with remat, after it was computed again);
+- `first block`: little is kept any more, but the gradients of all other blocks are there;
+- `update`: all gradients, and what the embedding's own takes.
+
+Sizes are those of XLA's buffers on an accelerator; the planner compares them with its compiler's own account.
+"""
+
+import dataclasses
+import math
 
 from keras_qwen.config import QwenConfig
-from keras_qwen.parameters import parameter_table
+from keras_qwen.ops.quantization import KINDS
+from keras_qwen.parameters import (
+    adapter_table,
+    parameter_table,
+    projections,
+    quantized_table,
+)
+from keras_qwen.partitioning import batch_shards, checked_mesh, partition, update_partition
+
+CATEGORIES = (
+    "weights",
+    "optimizer",
+    "gradients",
+    "saved_activations",
+    "working_set",
+    "logits_chunk",
+    "collectives",
+)
+OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "lion": 4, "sgd": 0, "adamw-bfloat16": 4, "adamw-int8": 2 + 8 / 256}
+"""Bytes of state for each trained float32 weight; the last two are `keras_qwen.training.AdamW(moments=...)`."""
+DTYPE_BYTES = {
+    "float32": (4, 4),
+    "mixed_bfloat16": (4, 2),
+    "mixed_float16": (4, 2),
+    "bfloat16": (2, 2),
+    "float16": (2, 2),
+}
+LOSS_BUDGET = 192 * 2**20
+"""Bytes of a chunk's logits, all vocabulary; the default of `keras_qwen.ops.linear_cross_entropy`."""
 
 
-def matrix_weights(config: QwenConfig) -> int:
-    """The weights that each token is multiplied with: all projections and the head, tied or not; no lookups, no norms.
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a training step's memory depends on.
 
-    Args:
-        config: the model's config.
+    Attributes:
+        config: of the model.
+        mesh: `{axis: size}`; `{}` for one device.
+        batch_size: rows of a step, on all devices together.
+        sequence_length: tokens of a row.
+        dtype: dtype policy, e.g. `"mixed_bfloat16"`.
+        remat: as of `QwenCausalLM`.
+        optimizer: one of `OPTIMIZER_BYTES`.
+        lora_rank: rank of an adapter on all projections, the base frozen; None for full training.
+        quantization: None, or a kind of quantised base; then there has to be an adapter.
+        micro_batch_size: rows that are computed at once, on all devices together; None for whole batches.
+        sequence_parallel, shard_optimizer: as of `keras_qwen.distribution.model_parallel`.
+
+    Raises:
+        ValueError: naming the setting, for values that are unknown or not positive, or do not go together.
     """
-    table = parameter_table(config, head=not config.tie_word_embeddings)
-    projections = sum(row.size for row in table if len(row.shape) == 2 and not row.path.startswith("embed_tokens"))
-    return projections + (config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0)
+
+    config: QwenConfig
+    mesh: dict[str, int]
+    batch_size: int
+    sequence_length: int
+    dtype: str = "mixed_bfloat16"
+    remat: str | int | None = "block"
+    optimizer: str = "adamw"
+    lora_rank: int | None = None
+    quantization: str | None = None
+    micro_batch_size: int | None = None
+    sequence_parallel: bool = False
+    shard_optimizer: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "mesh", checked_mesh(self.mesh) if self.mesh else {})
+        for name in ("batch_size", "sequence_length", "lora_rank", "micro_batch_size"):
+            value = getattr(self, name)
+            if value is None and name in ("lora_rank", "micro_batch_size"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, not {value!r}.")
+        for name, known in (
+            ("dtype", DTYPE_BYTES),
+            ("optimizer", OPTIMIZER_BYTES),
+            ("quantization", {None: 0, **KINDS}),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"Unknown {name} {getattr(self, name)!r}; known are {', '.join(map(str, known))}.")
+        if self.remat not in (None, "block", "attention", "mlp") and (
+            isinstance(self.remat, bool) or not isinstance(self.remat, int) or self.remat < 1
+        ):
+            raise ValueError(f"Unknown remat {self.remat!r}; known are None, 'block', 'attention', 'mlp', and n.")
+        if self.quantization is not None and self.lora_rank is None:
+            raise ValueError("A quantised base is frozen: give a lora_rank.")
+        shards, rows = batch_shards(self.mesh), self.micro_batch_size or self.batch_size
+        if rows % shards or self.batch_size % rows:
+            raise ValueError(
+                f"{self.batch_size} rows, {rows} at once, do not fall into equal parts for the {shards} devices that "
+                f"the mesh {self.mesh} splits a batch over."
+            )
+
+    @property
+    def devices(self) -> int:
+        """Devices of the mesh."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def device_rows(self) -> int:
+        """Rows that a device computes at once; of a mesh that splits heads, the devices of one batch part together."""
+        return (self.micro_batch_size or self.batch_size) // batch_shards(self.mesh)
 
 
-def flops_per_token(
-    config: QwenConfig,
-    length: int,
-    *,
-    training: bool = True,
-    trained_weights: int | None = None,
-    adapter_weights: int = 0,
-) -> float:
-    """Floating-point operations for a token, a multiply-add counted as two; what remat does again is not counted.
-
-    A matrix of n weights costs 2 n forward, 2 n for the gradient of its input, and 2 n for its own gradient, if it is
-    trained: 6 N for all N weights, 4 N + 6 A for adapters of A weights on a frozen base. Attention costs
-    4 x heads x head_dim x keys in each layer, for scores and values, and twice that backward; the keys that a token
-    sees are (length + 1) / 2 in the mean, or fewer with a sliding window.
+def estimate(setup: Setup) -> dict[str, int]:
+    """Bytes on each device at the moment that needs most, by category.
 
     Args:
-        config: the model's config.
-        length: tokens of a row, or of a document where rows are packed.
-        training: whether the backward pass is counted.
-        trained_weights: those of the N that are trained; default all.
-        adapter_weights: A, weights that adapters add.
+        setup: what is trained, and how.
 
     Returns:
-        Operations for one token, norms, softmax and the like left out (about 1 %).
+        `{category: bytes}` for `CATEGORIES`; their sum is the estimate.
 
     Example:
-        >>> flops_per_token(QwenConfig.from_pretrained("Qwen/Qwen2.5-0.5B"), 2048) / 1e9  # doctest: +SKIP
-        3.1
-
-    Reference: Chowdhery et al., 2022, "PaLM", arXiv:2204.02311, appendix B, with causal attention counted as it is.
+        >>> sum(estimate(Setup(config, {"fsdp": 2, "model": 8}, batch_size=8, sequence_length=4096)).values()) / 1e9
     """
-    weights = matrix_weights(config)
-    trained = weights if trained_weights is None else trained_weights
-    keys = sum(_mean_keys(length, config.window(i)) for i in range(config.num_hidden_layers))
-    attention = 4 * config.num_attention_heads * config.head_dim * keys
-    forward = 2 * (weights + adapter_weights) + attention
-    if not training:
-        return forward
-    return 3 * attention + 4 * (weights + adapter_weights) + 2 * (trained + adapter_weights)
+    held, kept = _held(setup), _Activations(setup)
+    always = {"weights": held.weights, "optimizer": held.optimizer}
+    ends = held.head_gradient
+    moments = (
+        dict(gradients=0, saved_activations=kept.saved, logits_chunk=kept.head + ends, working_set=kept.head_working),
+        dict(
+            gradients=ends,
+            saved_activations=kept.saved,
+            working_set=kept.block_working,
+            collectives=held.gathered_block,
+        ),
+        dict(
+            gradients=held.gradients - held.embedding_gradient + (ends if held.tied else 0),
+            saved_activations=kept.saved_by_one,
+            working_set=kept.block_working,
+            collectives=held.gathered_block,
+        ),
+        dict(gradients=held.gradients, working_set=held.embedding_working + kept.residual),
+    )
+    highest = max(moments, key=lambda moment: sum(moment.values()))
+    return {name: int((always | highest).get(name, 0)) for name in CATEGORIES}
 
 
-def _mean_keys(length, window):
-    if window is None or window >= length:
-        return (length + 1) / 2
-    return (window * (window + 1) / 2 + (length - window) * window) / length
+@dataclasses.dataclass
+class _Held:
+    """Bytes on a device that do not depend on the batch."""
+
+    weights: float = 0
+    optimizer: float = 0
+    gradients: float = 0
+    head_gradient: float = 0
+    embedding_gradient: float = 0
+    embedding_working: float = 0
+    gathered_block: float = 0
+    tied: bool = False
+
+
+def _held(setup):
+    config, mesh = setup.config, setup.mesh
+    wide, narrow = DTYPE_BYTES[setup.dtype]
+    table = parameter_table(config)
+    adapter = ()
+    if setup.lora_rank is not None:
+        adapter = adapter_table(table, name="default", ranks=dict.fromkeys(projections(table), setup.lora_rank))
+    held = _Held(tied=config.tie_word_embeddings)
+    for row in (*quantized_table(table, setup.quantization), *adapter):
+        split = partition(row, config, mesh)
+        size = math.prod(split.local_shape(row.shape, mesh))
+        trained = setup.lora_rank is None or row in adapter
+        if row.quantized is not None:
+            held.weights += size * (row.quantized.parts[row.part].nbytes / row.size)
+        else:
+            held.weights += size * (4 if row in adapter else 2 if setup.quantization else wide)
+        vocab = "vocab" in row.axes
+        gathered = size * mesh.get("fsdp", 1) if any("fsdp" in axes for axes in split.dimensions) else size
+        if "layers_0/" in row.path and gathered > size:
+            held.gathered_block += gathered * narrow
+        if vocab and not trained and not row.path.startswith("lm_head"):
+            held.embedding_working = 0
+        if not trained:
+            continue
+        update = update_partition(split, row.shape, mesh, shard_optimizer=setup.shard_optimizer)
+        update_size = math.prod(update.local_shape(row.shape, mesh))
+        held.optimizer += (
+            update_size * OPTIMIZER_BYTES[setup.optimizer] * (wide / 4 if setup.optimizer in _PLAIN else 1)
+        )
+        held.gradients += update_size * (4 if row in adapter else wide)
+        if vocab:
+            if row.path.startswith("embed"):
+                held.embedding_gradient = update_size * wide
+                held.embedding_working = gathered * 4
+            if row.path.startswith("lm_head") or config.tie_word_embeddings:
+                held.head_gradient = gathered * 4
+    return held
+
+
+_PLAIN = ("adamw", "adam", "lion", "sgd")
+
+
+class _Activations:
+    """Bytes on a device that grow with its tokens."""
+
+    def __init__(self, setup):
+        config, mesh = setup.config, setup.mesh
+        self.setup, self.config = setup, config
+        model = mesh.get("model", 1)
+        self.narrow = DTYPE_BYTES[setup.dtype][1]
+        self.tokens = setup.device_rows * setup.sequence_length
+        split_length = setup.sequence_parallel and setup.sequence_length % model == 0
+        self.residual_tokens = self.tokens // model if split_length else self.tokens
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.heads = heads // model if heads % model == 0 else heads
+        self.kv_heads = kv_heads // model if kv_heads % model == 0 else kv_heads
+        self.mlp = config.intermediate_size // (model if config.intermediate_size % model == 0 else 1)
+        self.vocab = config.vocab_size // (model if config.vocab_size % model == 0 else 1)
+        self.frozen = setup.lora_rank is not None
+
+    @property
+    def residual(self):
+        """The hidden states between two blocks."""
+        return self.residual_tokens * self.config.hidden_size * self.narrow
+
+    @property
+    def whole(self):
+        """The hidden states of all of a device's tokens."""
+        return self.tokens * self.config.hidden_size * self.narrow
+
+    @property
+    def attention(self):
+        """What attention's backward pass needs: its input, query, key, value, context and each row's log-sum."""
+        config, heads = self.config, (2 * self.heads + 2 * self.kv_heads) * self.config.head_dim
+        heads += (self.heads + self.kv_heads) * config.head_dim if config.qk_norm else 0
+        inputs = self.whole
+        return inputs + self.tokens * (heads * self.narrow + self.heads * 4)
+
+    @property
+    def feed_forward(self):
+        """What the feed-forward network's backward pass needs: its input, both halves of the gate, their product."""
+        return self.whole + 3 * self.tokens * self.mlp * self.narrow
+
+    @property
+    def saved(self):
+        """All that the forward pass keeps."""
+        return sum(self._saved_of(policy) for policy in self._policies()) + self.residual
+
+    @property
+    def saved_by_one(self):
+        """What is kept when only the first block is still to be differentiated."""
+        return self._saved_of(self._policies()[0])
+
+    def _policies(self):
+        layers, remat = self.config.num_hidden_layers, self.setup.remat
+        if isinstance(remat, int):
+            return ["block" if i % remat == 0 else None for i in range(layers)]
+        return [remat] * layers
+
+    def _saved_of(self, policy):
+        middle = self.residual  # between attention and feed-forward network
+        return (
+            self.residual
+            + {
+                "block": 0,
+                "attention": middle + self.feed_forward,
+                "mlp": middle + self.attention,
+                None: middle + self.attention + self.feed_forward,
+            }[policy]
+        )
+
+    @property
+    def block_working(self):
+        """What one block's backward pass takes beyond what is kept: what remat computes again, and slopes."""
+        again = {
+            "block": self.attention + self.feed_forward + self.residual,
+            "attention": self.attention,
+            "mlp": self.feed_forward,
+            None: 0,
+        }[self._policies()[0]]
+        return again + 3 * self.tokens * self.mlp * self.narrow + 2 * self.whole
+
+    @property
+    def head(self):
+        """The logits of a chunk of tokens, as float32 and as slopes; the head in the compute dtype."""
+        chunk = min(self.tokens, max(1, LOSS_BUDGET // (4 * self.config.vocab_size)))
+        weights = self.vocab * self.config.hidden_size * self.narrow
+        return chunk * self.vocab * (4 + self.narrow) + weights
+
+    @property
+    def head_working(self):
+        """Hidden states in chunks, and their gradients."""
+        return 3 * self.whole

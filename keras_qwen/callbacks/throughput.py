@@ -7,8 +7,8 @@ import keras
 from keras import ops
 
 from keras_qwen.callbacks import devices
+from keras_qwen.compute_estimate import flops_per_token
 from keras_qwen.layers.documents import combine_segments
-from keras_qwen.memory_estimate import flops_per_token
 from keras_qwen.training.monitors import Monitor
 from keras_qwen.training.step import Latest
 
@@ -19,7 +19,7 @@ class Throughput(keras.callbacks.Callback):
     - `tokens_per_second`: real tokens, padding not counted.
     - `trained_tokens_per_second`: those with a weight in the loss.
     - `model_flops_utilization`: `tokens_per_second x flops_per_token / peak_flops`, where
-      `keras_qwen.memory_estimate.flops_per_token` counts 6 operations for each weight of a matrix (4 where the base is
+      `keras_qwen.compute_estimate.flops_per_token` counts 6 operations for each weight of a matrix (4 where the base is
       frozen) and causal attention over the rows' length (in packed rows an upper limit); only where the peak is known.
 
     In a step's `logs` it is the step's own speed, in an epoch's the mean over its steps, without the first of `fit`,

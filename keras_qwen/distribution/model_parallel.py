@@ -46,9 +46,13 @@ class QwenModelParallel(keras.distribution.ModelParallel):
 
     # what the layers and the training step ask -------------------------------------------------------------------
 
-    def place(self, tensor, axes):
+    def place(self, tensor, axes, gradient=None):
         """See `keras_qwen.ops.placement.placed`."""
-        return self._backend.constrained(tensor, self._activation_layout(tensor, axes))
+        layout = self._activation_layout(tensor, axes)
+        of_gradient = layout if gradient is None else self._activation_layout(tensor, gradient)
+        if layout.axes == of_gradient.axes:
+            return self._backend.constrained(tensor, layout)
+        return self._backend.moved(tensor, layout, of_gradient)
 
     def _activation_layout(self, tensor, axes):
         shape = [size if isinstance(size, int) else None for size in tensor.shape[: len(axes)]]

@@ -12,6 +12,26 @@ def constrained(tensor, layout):
     return jax.lax.with_sharding_constraint(tensor, sharding) if _traced(tensor) else jax.device_put(tensor, sharding)
 
 
+def moved(tensor, layout, of_gradient):
+    """The tensor, split as one layout says, and its gradient as another."""
+    return _moved(layout.backend_layout, of_gradient.backend_layout, tensor)
+
+
+def _constrained(tensor, sharding):
+    return jax.lax.with_sharding_constraint(tensor, sharding)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _moved(sharding, of_gradient, tensor):
+    return _constrained(tensor, sharding)
+
+
+_moved.defvjp(
+    lambda sharding, of_gradient, tensor: (_constrained(tensor, sharding), None),
+    lambda sharding, of_gradient, _, slopes: (_constrained(slopes, of_gradient),),
+)
+
+
 def _traced(tensor):
     return isinstance(tensor, jax.core.Tracer)
 
@@ -69,7 +89,3 @@ def _backward(multiply, split, whole, saved, slopes):
 
 
 _product.defvjp(_forward, _backward)
-
-
-def _constrained(tensor, sharding):
-    return jax.lax.with_sharding_constraint(tensor, sharding)

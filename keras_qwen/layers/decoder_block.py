@@ -101,8 +101,8 @@ class DecoderBlock(keras.layers.Layer):
 
         # `training` is said: TensorFlow's backward pass calls this outside of the layers that would pass it on.
         def mlp_part(x):
-            normalized = placed(self.post_attention_layernorm(x), *WHOLE)
-            return x + placed(self.mlp(normalized, training=training), *RESIDUAL)
+            normalized = placed(self.post_attention_layernorm(x), *WHOLE, gradient=RESIDUAL)
+            return x + placed(self.mlp(normalized, training=training), *RESIDUAL, gradient=WHOLE)
 
         if cache is not None:
             attended, cache = self.self_attn(
@@ -112,8 +112,8 @@ class DecoderBlock(keras.layers.Layer):
 
         # Closures of one tensor: all else is captured, as keras.remat needs it on TensorFlow.
         def attention_part(x):
-            normalized = placed(self.input_layernorm(x), *WHOLE)
-            return x + placed(self.self_attn(normalized, seed=seed, **given), *RESIDUAL)
+            normalized = placed(self.input_layernorm(x), *WHOLE, gradient=RESIDUAL)
+            return x + placed(self.self_attn(normalized, seed=seed, **given), *RESIDUAL, gradient=WHOLE)
 
         hidden = placed(hidden, *RESIDUAL)
         policy = self.remat if training and not isinstance(hidden, keras.KerasTensor) else None

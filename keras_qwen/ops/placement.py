@@ -5,19 +5,20 @@ import math
 import keras
 
 
-def placed(tensor, *axes):
+def placed(tensor, *axes, gradient=None):
     """The tensor, on the devices where the active distribution wants its parts; without one, the tensor as it is.
 
     Args:
         tensor: any tensor.
         axes: what each of its dimensions counts, as of `keras_qwen.partitioning.activation_partition`.
+        gradient: the same for its gradient, where that is to lie otherwise.
 
     Example:
         >>> placed(keras.ops.ones((2, 4, 8)), "batch", "residual", "embed").shape
         (2, 4, 8)
     """
     place = getattr(keras.distribution.distribution(), "place", None)
-    return tensor if place is None or isinstance(tensor, keras.KerasTensor) else place(tensor, axes)
+    return tensor if place is None or isinstance(tensor, keras.KerasTensor) else place(tensor, axes, gradient)
 
 
 def product(multiply, inputs, weight):

@@ -4,6 +4,7 @@ Run as a module it reads a request, a JSON object, from its standard input, and 
 `keras_qwen.planner.compiling`.
 """
 
+import dataclasses
 import json
 import math
 import sys
@@ -16,7 +17,9 @@ from keras_qwen.config import QwenConfig
 from keras_qwen.distribution.model_parallel import model_parallel
 from keras_qwen.keras_private import abstract_variables
 from keras_qwen.models.causal_lm import QwenCausalLM
+from keras_qwen.models.quantizing import quantized_policy
 from keras_qwen.ops import attention_backend_jax
+from keras_qwen.planner.collectives import read_collectives
 from keras_qwen.training import AdamW
 
 
@@ -51,9 +54,13 @@ def build(request, optimizer, devices):
         shard_optimizer=request["shard_optimizer"],
     )
     keras.distribution.set_distribution(distribution)
-    model = QwenCausalLM(config, dtype=request["dtype"], remat=request["remat"], attention=request["attention"])
+    dtype = request["dtype"]
     if request["quantization"] is not None:
-        raise ValueError("quantised bases are not compiled yet")
+        dtype = quantized_policy(request["quantization"], dtype, "bfloat16")
+    model = QwenCausalLM(config, dtype=dtype, remat=request["remat"], attention=request["attention"])
+    if request["quantization"] is not None:
+        for variable in model.variables:
+            variable.trainable = False
     if request["lora_rank"] is not None:
         model.enable_lora(request["lora_rank"])
     model.compile(optimizer, micro_batch_size=request["micro_batch_size"])
@@ -66,9 +73,9 @@ def lowered(request):
     devices = devices_for(request["topology"], math.prod(request["mesh"].values()))
     platform = "cpu" if request["topology"] == "cpu" else "tpu"
     attention_backend_jax.device = lambda: platform  # what it is for, not where it is traced
-    moments = request["moments"]
+    name = request["optimizer"]
     # Its few numbers have values from the start, which there is no room for on devices that do not exist.
-    optimizer = keras.optimizers.AdamW(1e-5) if moments is None else AdamW(1e-5, moments=moments)
+    optimizer = AdamW(1e-5, moments=name[6:]) if name.startswith("adamw-") else keras.optimizers.get(name)
     with abstract_variables():
         model, distribution = build(request, optimizer, devices)
 
@@ -107,7 +114,7 @@ def compiled(request):
         "alias_bytes": memory.alias_size_in_bytes,
         "trace_seconds": traced - start,
         "compile_seconds": time.perf_counter() - traced,
-        "text": done.as_text() if request.get("text") else None,
+        "collectives": [dataclasses.asdict(one) for one in read_collectives(done.as_text(), request["mesh"])],
     }
 
 

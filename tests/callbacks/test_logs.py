@@ -11,7 +11,7 @@ import pytest
 import keras_qwen as kq
 from keras_qwen.callbacks import devices
 from keras_qwen.callbacks.gradient_norm import block_of
-from keras_qwen.memory_estimate import flops_per_token, matrix_weights
+from keras_qwen.compute_estimate import flops_per_token, matrix_weights
 
 from .small_model import CONFIG, INPUTS, LABELS, MASK, fresh
 

@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from keras_qwen import QwenCausalLM, QwenConfig
-from keras_qwen.memory_estimate import flops_per_token, matrix_weights
+from keras_qwen.compute_estimate import flops_per_token, matrix_weights
 
 CONFIG = QwenConfig(
     vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -1,0 +1,6 @@
+"""Will it fit? What each device will hold and how long a step must take, before there is a model."""
+
+from keras_qwen.planner.plan import MemoryPlan, plan
+from keras_qwen.planner.suggest import suggest
+
+__all__ = ["MemoryPlan", "plan", "suggest"]
