@@ -12,9 +12,11 @@ else:
     from keras_qwen.config import QwenConfig
     from keras_qwen.models.backbone import QwenBackbone
     from keras_qwen.models.causal_lm import QwenCausalLM
+    from keras_qwen.planner import MemoryPlan, find_batch_size, plan, suggest
     from keras_qwen.tokenizer import QwenTokenizer
 
 __all__ = [
+    "MemoryPlan",
     "QwenBackbone",
     "QwenCausalLM",
     "QwenConfig",
@@ -22,8 +24,11 @@ __all__ = [
     "callbacks",
     "data",
     "distribution",
+    "find_batch_size",
     "layers",
     "ops",
+    "plan",
+    "suggest",
     "training",
 ]
 __version__ = "0.1.0"

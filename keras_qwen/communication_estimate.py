@@ -9,7 +9,7 @@ the compute dtype, W bytes of a block's weights in it after the split over `mode
   (`down_proj`'s output is not needed again). With sequence parallelism each of these is a reduce-scatter and a gather
   in another place, and the inputs of both parts are gathered once more for the gradients of the weights, where remat
   recomputes them. The head's gradient of the hidden states, and the embedding's lookup, are reduced once each.
-- `fsdp`: each block's weights are gathered for the forward and for the backward pass, W each, and their gradients reduced
+- `fsdp`: each block's weights are gathered for the forward and for the backward pass, W each, their gradients reduced
   and scattered, W; the head's and the embedding's once, and their gradients in float32, as that is how they are summed.
 - `data`: the gradients are reduced over it, in the weights' dtype; with `shard_optimizer` scattered, and the new
   weights gathered.

@@ -45,6 +45,15 @@ LOSS_BUDGET = 192 * 2**20
 """Bytes of a chunk's logits, all vocabulary; the default of `keras_qwen.ops.linear_cross_entropy`."""
 
 
+USABLE = 0.94
+"""The share of a device's memory to count on: the rest is the driver's, the libraries', and gaps."""
+
+
+def usable(memory) -> int:
+    """Bytes of a device's memory that a plan counts on."""
+    return int(USABLE * memory)
+
+
 @dataclasses.dataclass(frozen=True)
 class Setup:
     """What a training step's memory depends on.

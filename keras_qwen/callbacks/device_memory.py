@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_qwen.callbacks import devices
+from keras_qwen import devices
 
 
 class DeviceMemory(keras.callbacks.Callback):

@@ -6,7 +6,7 @@ import time
 import keras
 from keras import ops
 
-from keras_qwen.callbacks import devices
+from keras_qwen import devices
 from keras_qwen.compute_estimate import flops_per_token
 from keras_qwen.layers.documents import combine_segments
 from keras_qwen.training.monitors import Monitor

@@ -12,6 +12,7 @@ from keras_qwen.cli.doctor import doctor
 from keras_qwen.cli.finetune import finetune
 from keras_qwen.cli.inspect import inspect
 from keras_qwen.cli.output import plain_warnings, say_error
+from keras_qwen.cli.plan import plan
 
 
 class Commands(TyperGroup):
@@ -36,9 +37,9 @@ app = typer.Typer(
     },
     add_completion=False,
     pretty_exceptions_show_locals=False,
-    help="Qwen language models in Keras: fine-tune, chat, convert and inspect checkpoints.",
+    help="Qwen language models in Keras: fine-tune, chat, plan memory, convert and inspect checkpoints.",
 )
-for command in (chat, finetune, convert, inspect, doctor):
+for command in (chat, finetune, convert, inspect, plan, doctor):
     app.command()(command)
 
 

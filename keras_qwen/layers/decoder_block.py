@@ -101,7 +101,7 @@ class DecoderBlock(keras.layers.Layer):
 
         # `training` is said: TensorFlow's backward pass calls this outside of the layers that would pass it on.
         def mlp_part(x):
-            normalized = placed(self.post_attention_layernorm(x), *WHOLE, gradient=RESIDUAL)
+            normalized = placed(self.post_attention_layernorm(x), *WHOLE)
             return x + placed(self.mlp(normalized, training=training), *RESIDUAL, gradient=WHOLE)
 
         if cache is not None:
@@ -112,7 +112,7 @@ class DecoderBlock(keras.layers.Layer):
 
         # Closures of one tensor: all else is captured, as keras.remat needs it on TensorFlow.
         def attention_part(x):
-            normalized = placed(self.input_layernorm(x), *WHOLE, gradient=RESIDUAL)
+            normalized = placed(self.input_layernorm(x), *WHOLE)
             return x + placed(self.self_attn(normalized, seed=seed, **given), *RESIDUAL, gradient=WHOLE)
 
         hidden = placed(hidden, *RESIDUAL)

@@ -10,6 +10,7 @@ from keras_qwen.layers.projection import Projection
 from keras_qwen.models.adapters import AdapterMethods
 from keras_qwen.models.backbone import QwenBackbone
 from keras_qwen.models.base import QwenModel
+from keras_qwen.models.fit_check import warn_if_too_large
 from keras_qwen.models.resizing import ResizingMethods
 from keras_qwen.models.scoring import ScoringMethods
 from keras_qwen.ops.attention_backend import backend_module
@@ -282,6 +283,8 @@ class QwenCausalLM(AdapterMethods, ResizingMethods, ScoringMethods, QwenModel):
     def fit(self, x=None, *args, **kwargs):
         if isinstance(self._step, PreferenceStep) and isinstance(x, dict) and kwargs.get("shuffle", True):
             raise ValueError("Shuffling rows would part the pairs: pass shuffle=False, or a dataset of pairs.")
+        if isinstance(self._step, TokenStep):
+            warn_if_too_large(self, x, kwargs.get("batch_size"))
         return super().fit(x, *args, **kwargs)
 
     def _own_step(self, loss, micro_batch_size):

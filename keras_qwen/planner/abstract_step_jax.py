@@ -13,14 +13,15 @@ import time
 import jax
 import keras
 
+from keras_qwen.collectives import read_collectives
 from keras_qwen.config import QwenConfig
 from keras_qwen.distribution.model_parallel import model_parallel
 from keras_qwen.keras_private import abstract_variables
 from keras_qwen.models.causal_lm import QwenCausalLM
 from keras_qwen.models.quantizing import quantized_policy
 from keras_qwen.ops import attention_backend_jax
-from keras_qwen.planner.collectives import read_collectives
 from keras_qwen.training import AdamW
+from keras_qwen.training.lowering_jax import lowered_step
 
 
 def devices_for(topology, count):
@@ -79,25 +80,12 @@ def lowered(request):
     with abstract_variables():
         model, distribution = build(request, optimizer, devices)
 
-        def shape(variable):
-            sharding = distribution.get_variable_layout(variable).backend_layout
-            return jax.ShapeDtypeStruct(tuple(variable.shape), variable.dtype, sharding=sharding)
-
-        groups = (
-            model.trainable_variables,
-            model.non_trainable_variables,
-            model.optimizer.variables,
-            model.metrics_variables,
-        )
-        state = tuple([shape(variable) for variable in group] for group in groups)
         rows = (request["batch_size"], request["sequence_length"])
         split = distribution.get_data_layout(rows).backend_layout
         ids = jax.ShapeDtypeStruct(rows, "int32", sharding=split)
         weights = jax.ShapeDtypeStruct(rows, "float32", sharding=split)
-        data = ({"token_ids": ids}, ids, weights)
-        shardings = jax.tree.map(lambda x: x.sharding, state)
-        step = jax.jit(model.train_step, donate_argnums=0, out_shardings=(None, shardings))
-        return step.lower(state, data)
+        sharding_of = lambda variable: distribution.get_variable_layout(variable).backend_layout  # noqa: E731
+        return lowered_step(model, ({"token_ids": ids}, ids, weights), sharding_of)
 
 
 def compiled(request):

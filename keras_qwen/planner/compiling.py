@@ -12,7 +12,12 @@ from keras_qwen.planner.tables import gigabytes
 
 _EXTRA = 'pip install "keras-qwen[planner]"'
 # What libtpu wants to know where there is no TPU.
-_NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+_NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +31,7 @@ class CompiledStep:
         temp_bytes: gradients, activations and all that is made on the way.
         output_bytes, alias_bytes: what it returns, and how much of that lies where the arguments did.
         trace_seconds, compile_seconds: of Python and of the compiler.
-        collectives: a tuple of `keras_qwen.planner.collectives.Collective`.
+        collectives: a tuple of `keras_qwen.collectives.Collective`.
     """
 
     plan: "object"
@@ -59,7 +64,7 @@ class CompiledStep:
 
 def compile_plan(plan, topology) -> CompiledStep:
     """See `MemoryPlan.compile`."""
-    from keras_qwen.planner.collectives import Collective
+    from keras_qwen.collectives import Collective
 
     if importlib.util.find_spec("jax") is None:
         raise ImportError('compile needs JAX: pip install "keras-qwen[jax]".')

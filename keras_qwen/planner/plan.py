@@ -6,11 +6,8 @@ from keras_qwen.communication_estimate import communication
 from keras_qwen.compute_estimate import flops_per_token
 from keras_qwen.config import QwenConfig
 from keras_qwen.hardware import accelerator, memory_bytes
-from keras_qwen.memory_estimate import Setup, estimate
+from keras_qwen.memory_estimate import Setup, estimate, usable
 from keras_qwen.parameters import adapter_table, parameter_table, projections
-
-USABLE = 0.94
-"""The share of a device's memory that a plan counts on: the rest is the driver's, the libraries', and gaps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +34,7 @@ class MemoryPlan:
     @property
     def usable_bytes(self) -> int | None:
         """What a plan counts on: 94 % of the device's memory."""
-        return None if self.device_memory is None else int(USABLE * self.device_memory)
+        return None if self.device_memory is None else usable(self.device_memory)
 
     @property
     def fits(self) -> bool | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_qwen as kq
-from keras_qwen.callbacks import devices
+from keras_qwen import devices
 from keras_qwen.callbacks.gradient_norm import block_of
 from keras_qwen.compute_estimate import flops_per_token, matrix_weights
 

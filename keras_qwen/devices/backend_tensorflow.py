@@ -5,7 +5,7 @@ import subprocess
 
 import tensorflow as tf
 
-from keras_qwen.callbacks.devices import Memory
+from keras_qwen.devices import Memory
 
 
 def device_name():

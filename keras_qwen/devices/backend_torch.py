@@ -2,7 +2,7 @@
 
 import torch
 
-from keras_qwen.callbacks.devices import Memory
+from keras_qwen.devices import Memory
 
 
 def device_name():

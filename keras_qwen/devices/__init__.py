@@ -22,12 +22,17 @@ class Memory(NamedTuple):
 
 def _backend():
     """The backend's `device_name()`, None on a CPU, and `device_memory()`."""
-    return importlib.import_module(f"keras_qwen.callbacks.devices_{keras.backend.backend()}")
+    return importlib.import_module(f"keras_qwen.devices.backend_{keras.backend.backend()}")
 
 
 def memory() -> Memory:
     """The accelerator's memory; on a CPU that of this process."""
     return process_memory() if _backend().device_name() is None else _backend().device_memory()
+
+
+def accelerator_memory() -> int | None:
+    """What an accelerator has, bytes; None on a CPU and where the backend does not say."""
+    return None if _backend().device_name() is None else _backend().device_memory().limit
 
 
 def peak_flops(compute_dtype) -> float | None:
