@@ -139,11 +139,12 @@ def estimate(setup: Setup) -> dict[str, int]:
     Example:
         >>> sum(estimate(Setup(config, {"fsdp": 2, "model": 8}, batch_size=8, sequence_length=4096)).values()) / 1e9
     """
-    held, kept = _held(setup), _Activations(setup)
+    held = _held(setup)
+    kept = _Activations(setup, held.copies)
     always = {"weights": held.weights, "optimizer": held.optimizer}
     ends = held.head_gradient
     moments = (
-        dict(gradients=0, saved_activations=kept.saved, logits_chunk=kept.head + ends, working_set=kept.head_working),
+        dict(gradients=2 * ends, saved_activations=kept.saved, logits_chunk=kept.head, working_set=kept.head_working),
         dict(
             gradients=ends,
             saved_activations=kept.saved,
@@ -151,7 +152,7 @@ def estimate(setup: Setup) -> dict[str, int]:
             collectives=held.gathered_block,
         ),
         dict(
-            gradients=held.gradients - held.embedding_gradient + (ends if held.tied else 0),
+            gradients=held.gradients - held.embedding_gradient - held.block_gradient,
             saved_activations=kept.saved_by_one,
             working_set=kept.block_working,
             collectives=held.gathered_block,
@@ -173,7 +174,8 @@ class _Held:
     embedding_gradient: float = 0
     embedding_working: float = 0
     gathered_block: float = 0
-    tied: bool = False
+    copies: dict = dataclasses.field(default_factory=lambda: {"attention": 0.0, "feed_forward": 0.0})
+    block_gradient: float = 0
 
 
 def _held(setup):
@@ -183,7 +185,7 @@ def _held(setup):
     adapter = ()
     if setup.lora_rank is not None:
         adapter = adapter_table(table, name="default", ranks=dict.fromkeys(projections(table), setup.lora_rank))
-    held = _Held(tied=config.tie_word_embeddings)
+    held = _Held()
     for row in (*quantized_table(table, setup.quantization), *adapter):
         split = partition(row, config, mesh)
         size = math.prod(split.local_shape(row.shape, mesh))
@@ -196,8 +198,8 @@ def _held(setup):
         gathered = size * mesh.get("fsdp", 1) if any("fsdp" in axes for axes in split.dimensions) else size
         if "layers_0/" in row.path and gathered > size:
             held.gathered_block += gathered * narrow
-        if vocab and not trained and not row.path.startswith("lm_head"):
-            held.embedding_working = 0
+        if "layers_0/" in row.path and row not in adapter and narrow < wide and row.quantized is None:
+            held.copies["feed_forward" if "/mlp/" in row.path else "attention"] += size * narrow
         if not trained:
             continue
         update = update_partition(split, row.shape, mesh, shard_optimizer=setup.shard_optimizer)
@@ -206,8 +208,9 @@ def _held(setup):
             update_size * OPTIMIZER_BYTES[setup.optimizer] * (wide / 4 if setup.optimizer in _PLAIN else 1)
         )
         held.gradients += update_size * (4 if row in adapter else wide)
+        held.block_gradient += update_size * (4 if row in adapter else wide) if "layers_0/" in row.path else 0
         if vocab:
-            if row.path.startswith("embed"):
+            if row.path.startswith("embed") and not config.tie_word_embeddings:
                 held.embedding_gradient = update_size * wide
                 held.embedding_working = gathered * 4
             if row.path.startswith("lm_head") or config.tie_word_embeddings:
@@ -221,9 +224,9 @@ _PLAIN = ("adamw", "adam", "lion", "sgd")
 class _Activations:
     """Bytes on a device that grow with its tokens."""
 
-    def __init__(self, setup):
+    def __init__(self, setup, copies):
         config, mesh = setup.config, setup.mesh
-        self.setup, self.config = setup, config
+        self.setup, self.config, self.copies = setup, config, copies
         model = mesh.get("model", 1)
         self.narrow = DTYPE_BYTES[setup.dtype][1]
         self.tokens = setup.device_rows * setup.sequence_length
@@ -251,13 +254,17 @@ class _Activations:
         """What attention's backward pass needs: its input, query, key, value, context and each row's log-sum."""
         config, heads = self.config, (2 * self.heads + 2 * self.kv_heads) * self.config.head_dim
         heads += (self.heads + self.kv_heads) * config.head_dim if config.qk_norm else 0
-        inputs = self.whole
-        return inputs + self.tokens * (heads * self.narrow + self.heads * 4)
+        return self.normalized + self.tokens * (heads * self.narrow + self.heads * 4)
 
     @property
     def feed_forward(self):
         """What the feed-forward network's backward pass needs: its input, both halves of the gate, their product."""
-        return self.whole + 3 * self.tokens * self.mlp * self.narrow
+        return self.normalized + 3 * self.tokens * self.mlp * self.narrow
+
+    @property
+    def normalized(self):
+        """A norm's output: computed again in passing, unless it is gathered from the devices that split the length."""
+        return self.whole if self.residual_tokens < self.tokens else 0
 
     @property
     def saved(self):
@@ -277,13 +284,15 @@ class _Activations:
 
     def _saved_of(self, policy):
         middle = self.residual  # between attention and feed-forward network
+        attention = self.attention + self.copies["attention"]
+        feed_forward = self.feed_forward + self.copies["feed_forward"]
         return (
             self.residual
             + {
                 "block": 0,
-                "attention": middle + self.feed_forward,
-                "mlp": middle + self.attention,
-                None: middle + self.attention + self.feed_forward,
+                "attention": middle + feed_forward,
+                "mlp": middle + attention,
+                None: middle + attention + feed_forward,
             }[policy]
         )
 
@@ -296,7 +305,7 @@ class _Activations:
             "mlp": self.feed_forward,
             None: 0,
         }[self._policies()[0]]
-        return again + 3 * self.tokens * self.mlp * self.narrow + 2 * self.whole
+        return again + 2 * self.tokens * self.mlp * self.narrow + self.whole
 
     @property
     def head(self):
