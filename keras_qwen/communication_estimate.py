@@ -19,7 +19,7 @@ References: Shoeybi et al., 2019, arXiv:1909.08053, section 3; Korthikanti et al
 
 import math
 
-from keras_qwen.memory_estimate import DTYPE_BYTES, Setup
+from keras_qwen.memory_estimate import DTYPE_BYTES, Setup, counted
 from keras_qwen.parameters import adapter_table, parameter_table, projections
 from keras_qwen.partitioning import partition
 
@@ -49,11 +49,12 @@ def communication(setup: Setup) -> dict[str, float]:
     adapter = () if full else adapter_table(
         table, name="default", ranks=dict.fromkeys(projections(table), setup.lora_rank)
     )  # fmt: skip
-    for row in (*table, *adapter):
+    rows = [(row, count, full) for row, count in counted(table)]
+    rows += [(row, count, True) for row, count in counted(adapter)]
+    for row, count, trained in rows:
         split = partition(row, config, mesh)
-        local = math.prod(split.local_shape(row.shape, mesh))
+        local = count * math.prod(split.local_shape(row.shape, mesh))
         over_fsdp = any("fsdp" in axes for axes in split.dimensions)
-        trained = full or row in adapter
         vocab = "vocab" in row.axes
         if over_fsdp:
             whole = local * mesh["fsdp"] * share["fsdp"]

@@ -185,40 +185,49 @@ def _held(setup):
     adapter = ()
     if setup.lora_rank is not None:
         adapter = adapter_table(table, name="default", ranks=dict.fromkeys(projections(table), setup.lora_rank))
-    held = _Held()
-    for row in (*quantized_table(table, setup.quantization), *adapter):
+    held, shards = _Held(), mesh.get("fsdp", 1)
+    base = [(row, count, setup.lora_rank is None) for row, count in counted(quantized_table(table, setup.quantization))]
+    for row, count, trained in base + [(row, count, True) for row, count in counted(adapter)]:
+        is_adapter = setup.lora_rank is not None and trained
         split = partition(row, config, mesh)
         size = math.prod(split.local_shape(row.shape, mesh))
-        trained = setup.lora_rank is None or row in adapter
+        gathered = size * shards if any("fsdp" in axes for axes in split.dimensions) else size
         if row.quantized is not None:
-            held.weights += size * (row.quantized.parts[row.part].nbytes / row.size)
+            held.weights += count * size * row.quantized.parts[row.part].nbytes / row.size
         else:
-            held.weights += size * (4 if row in adapter else 2 if setup.quantization else wide)
-        vocab = "vocab" in row.axes
-        gathered = size * mesh.get("fsdp", 1) if any("fsdp" in axes for axes in split.dimensions) else size
-        if "layers_0/" in row.path and gathered > size:
+            held.weights += count * size * (4 if is_adapter else 2 if setup.quantization else wide)
+        in_block = count > 1 or "layers_0/" in row.path
+        if in_block and gathered > size:
             held.gathered_block += gathered * narrow
-        if "layers_0/" in row.path and row not in adapter and narrow < wide and row.quantized is None:
+        if in_block and not is_adapter and narrow < wide and row.quantized is None:
             held.copies["feed_forward" if "/mlp/" in row.path else "attention"] += size * narrow
         if not trained:
             continue
         update = update_partition(split, row.shape, mesh, shard_optimizer=setup.shard_optimizer)
         update_size = math.prod(update.local_shape(row.shape, mesh))
-        held.optimizer += (
-            update_size * OPTIMIZER_BYTES[setup.optimizer] * (wide / 4 if setup.optimizer in _PLAIN else 1)
-        )
-        held.gradients += update_size * (4 if row in adapter else wide)
-        held.block_gradient += update_size * (4 if row in adapter else wide) if "layers_0/" in row.path else 0
-        if vocab:
+        gradient = update_size * (4 if is_adapter else wide)
+        plain = setup.optimizer in ("adamw", "adam", "lion", "sgd")  # whose state has the weights' dtype
+        state = OPTIMIZER_BYTES[setup.optimizer] * (wide / 4 if plain and not is_adapter else 1)
+        held.optimizer += count * update_size * state
+        held.gradients += count * gradient
+        held.block_gradient += gradient if in_block else 0
+        if "vocab" in row.axes:
             if row.path.startswith("embed") and not config.tie_word_embeddings:
-                held.embedding_gradient = update_size * wide
+                held.embedding_gradient = gradient
                 held.embedding_working = gathered * 4
             if row.path.startswith("lm_head") or config.tie_word_embeddings:
                 held.head_gradient = gathered * 4
     return held
 
 
-_PLAIN = ("adamw", "adam", "lion", "sgd")
+def counted(table):
+    """`(row, how often)` for each kind of row: those of the first block stand for those of all."""
+    layers = 1 + max((int(row.path.split("/")[0][7:]) for row in table if row.path.startswith("layers_")), default=0)
+    for row in table:
+        if not row.path.startswith("layers_"):
+            yield row, 1
+        elif row.path.startswith("layers_0/"):
+            yield row, layers
 
 
 class _Activations:

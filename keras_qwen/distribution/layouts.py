@@ -116,7 +116,7 @@ def _add(layouts, rows, *, optional=False, kind=None):
             continue
         chosen = partition(row, layouts.config, layouts.mesh)
         layouts[pattern] = AxesLayout(axes_of(chosen), layouts.device_mesh)
-        if chosen.note:
+        if chosen.note and not optional:
             layouts.notes[pattern] = chosen.note
         if optional:
             layouts.optional.add(pattern)

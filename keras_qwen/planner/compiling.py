@@ -62,13 +62,17 @@ class CompiledStep:
         )
 
 
+def _has(name):
+    return importlib.util.find_spec(name) is not None
+
+
 def compile_plan(plan, topology) -> CompiledStep:
     """See `MemoryPlan.compile`."""
     from keras_qwen.collectives import Collective
 
-    if importlib.util.find_spec("jax") is None:
+    if not _has("jax"):
         raise ImportError('compile needs JAX: pip install "keras-qwen[jax]".')
-    if topology != "cpu" and importlib.util.find_spec("libtpu") is None:
+    if topology != "cpu" and not _has("libtpu"):
         raise ImportError(f"The topology {topology!r} needs libtpu (no TPU): {_EXTRA}.")
     setup = plan.setup
     request = dataclasses.asdict(dataclasses.replace(setup, config=None)) | {
