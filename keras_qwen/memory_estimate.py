@@ -127,6 +127,39 @@ class Setup:
         return (self.micro_batch_size or self.batch_size) // batch_shards(self.mesh)
 
 
+def _moments(setup):
+    """`(moments, always)`: bytes by category at each moment a step's memory may be highest, and at all of them."""
+    held = _held(setup)
+    kept = _Activations(setup, held.copies)
+    always = {"weights": held.weights, "optimizer": held.optimizer}
+    # The head's gradient is summed in the loop over chunks and handed on as another array; of a mesh's parts, reduced.
+    summed = (3 if batch_shards(setup.mesh) > 1 else 2) * held.head_gradient
+    # On one device an update follows its gradient at once. Gradients that are still to be reduced are all there first.
+    waiting = held.gradients if setup.devices > 1 else held.head_gradient
+    added_up = held.gradients if setup.micro_batch_size else 0
+    moments = {
+        "loss": dict(
+            gradients=summed, saved_activations=kept.saved, logits_chunk=kept.head, working_set=2 * kept.whole
+        ),
+        "last block": dict(
+            gradients=held.head_gradient,
+            saved_activations=kept.saved,
+            working_set=kept.block_working,
+            collectives=held.gathered_block,
+        ),
+        "first block": dict(
+            gradients=max(waiting - held.embedding_gradient - held.block_gradient, 0),
+            saved_activations=kept.saved_by_one,
+            working_set=kept.block_working,
+            collectives=held.gathered_block,
+        ),
+        "update": dict(gradients=waiting, working_set=held.embedding_working + kept.residual),
+    }
+    for moment in moments.values():
+        moment["gradients"] += added_up
+    return moments, always
+
+
 def estimate(setup: Setup) -> dict[str, int]:
     """Bytes on each device at the moment that needs most, by category.
 
@@ -139,27 +172,8 @@ def estimate(setup: Setup) -> dict[str, int]:
     Example:
         >>> sum(estimate(Setup(config, {"fsdp": 2, "model": 8}, batch_size=8, sequence_length=4096)).values()) / 1e9
     """
-    held = _held(setup)
-    kept = _Activations(setup, held.copies)
-    always = {"weights": held.weights, "optimizer": held.optimizer}
-    ends = held.head_gradient
-    moments = (
-        dict(gradients=2 * ends, saved_activations=kept.saved, logits_chunk=kept.head, working_set=kept.head_working),
-        dict(
-            gradients=ends,
-            saved_activations=kept.saved,
-            working_set=kept.block_working,
-            collectives=held.gathered_block,
-        ),
-        dict(
-            gradients=held.gradients - held.embedding_gradient - held.block_gradient,
-            saved_activations=kept.saved_by_one,
-            working_set=kept.block_working,
-            collectives=held.gathered_block,
-        ),
-        dict(gradients=held.gradients, working_set=held.embedding_working + kept.residual),
-    )
-    highest = max(moments, key=lambda moment: sum(moment.values()))
+    moments, always = _moments(setup)
+    highest = max(moments.values(), key=lambda moment: sum(moment.values()))
     return {name: int((always | highest).get(name, 0)) for name in CATEGORIES}
 
 
@@ -322,8 +336,3 @@ class _Activations:
         chunk = min(self.tokens, max(1, LOSS_BUDGET // (4 * self.config.vocab_size)))
         weights = self.vocab * self.config.hidden_size * self.narrow
         return chunk * self.vocab * (4 + self.narrow) + weights
-
-    @property
-    def head_working(self):
-        """Hidden states in chunks, and their gradients."""
-        return 3 * self.whole
