@@ -53,19 +53,27 @@ class Report:
         return sum(row.device_bytes for row in self.rows if row.copies > 1) / max(self.device_bytes, 1)
 
     def __str__(self):
-        lines = [f"{'variable':52} {'shape':>18} {'dtype':>9} {'MiB / device':>12} {'copies':>6}  layout"]
+        lines = [f"{'variable':52} {'shape':>18} {'dtype':>9} {'on a device':>12} {'copies':>6}  layout"]
         for row in self.rows:
             layout = ", ".join("-" if axes is None else str(axes) for axes in row.layout) or "-"
             note = f"  ({row.note})" if row.note else ""
             lines.append(
-                f"{row.path:52} {row.shape!s:>18} {row.dtype:>9} {row.device_bytes / 2**20:12.3f} {row.copies:6}  "
+                f"{row.path:52} {row.shape!s:>18} {row.dtype:>9} {_size(row.device_bytes):>12} {row.copies:6}  "
                 f"{layout}{note}"
             )
         lines.append(
-            f"{len(self.rows)} variables on {self.devices} devices: {self.device_bytes / 2**20:,.1f} MiB on each, "
+            f"{len(self.rows)} variables on {self.devices} devices: {_size(self.device_bytes)} on each, "
             f"{self.replicated_share:.1%} of them on others, too"
         )
         return "\n".join(lines)
+
+
+def _size(number):
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    return f"{number:,.2f} GiB"
 
 
 def report(model, *, optimizer=False) -> Report:

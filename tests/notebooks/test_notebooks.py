@@ -48,6 +48,12 @@ CLAIMS = {
         "abs(float(lean) - float(plain)) < 1e-4",
         "language_history.history['loss'][-1] < 0.7 * language_history.history['loss'][0]",
     ],
+    "scaling": [
+        "full.fits and not ways['full, no remat'].fits and ways['LoRA 16 on NF4'].total_bytes < 10e9",
+        "longest > 10_000 and most > 20 and [s.seconds for s in suggestions[:5]] == sorted(s.seconds for s in suggestions[:5])",
+        "np.allclose(one, split, rtol=1e-4) and split[-1] < 0.5 * split[0]",
+        "lies.device_bytes < 0.4 * sum(4 * np.prod(v.shape) for v in alone.weights) and difference < 1e-4",
+    ],
 }
 
 
