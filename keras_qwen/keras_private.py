@@ -1,6 +1,8 @@
 """All that this package uses of Keras's private API, in one place; `tests/test_keras_private.py` watches it."""
 
 import contextlib
+import functools
+import inspect
 
 import keras
 from keras.src.backend.common import global_state
@@ -36,10 +38,28 @@ def abstract_variables():
 
 
 def set_initializer(variable, initializer):
-    """Replaces the initialiser of a variable whose initialisation is deferred: `initializer(shape, dtype)`."""
+    """Replaces the initialiser of a variable whose initialisation is deferred.
+
+    Args:
+        variable: the variable.
+        initializer: called as `initializer(shape, dtype=...)`; one that has an argument `sharding` is given JAX's, if
+            the variable lies on several devices. It is never traced, so it may read files.
+    """
     if variable._value is not None:
         raise RuntimeError(f"{variable.path} is initialised already; Keras no longer defers it.")
     variable._initializer = initializer
+    if keras.backend.backend() == "jax":
+        variable._initialize_with_initializer = functools.partial(_initialize_eagerly, variable)
+
+
+def _initialize_eagerly(variable, initializer):
+    """In the place of Keras's way on JAX, which compiles the initialiser of a large variable that is split."""
+    del variable._initialize_with_initializer
+    variable._initialize_layout()
+    arguments = {"dtype": variable._dtype}
+    if variable._layout is not None and "sharding" in inspect.signature(initializer).parameters:
+        arguments["sharding"] = sharding_of(variable)
+    variable._initialize(variable._convert_to_tensor(initializer(variable._shape, **arguments)))
 
 
 @contextlib.contextmanager
@@ -148,6 +168,12 @@ class AxesLayout(keras.distribution.TensorLayout):
 def layout_of(variable):
     """The layout that a variable was made with; None without a distribution."""
     return getattr(variable, "_layout", None)
+
+
+def sharding_of(variable):
+    """JAX's sharding of a variable that was made under a distribution; None without one."""
+    layout = layout_of(variable)
+    return getattr(layout, "backend_layout", layout)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A part imports only from those named before it.
 ORDER = (
-    "config ops parameters partitioning layers checkpoint memory_estimate tokenizer generation training models data callbacks "
-    "distribution planner cli demo"
+    "config ops parameters partitioning layers checkpoint memory_estimate tokenizer generation training models data "
+    "callbacks distribution planner cli demo"
 ).split()
 # These use the package as its users do, through `import keras_qwen as kq`.
 USERS = {"cli", "demo"}
