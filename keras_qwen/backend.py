@@ -18,6 +18,8 @@ def concrete_value(tensor):
         import jax
 
         traced = isinstance(tensor, jax.core.Tracer)
+        if isinstance(tensor, jax.Array) and not traced and not tensor.is_fully_addressable:
+            return None  # another process has the rest
     elif backend == "tensorflow":
         traced = not hasattr(tensor, "numpy")
     else:

@@ -7,6 +7,7 @@ import inspect
 import keras
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import global_seed_generator
+from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter  # the base of what `fit` takes
 
 _UNINITIALIZED = "uninitialized_variables"  # where Keras keeps the variables created in a stateless scope
@@ -145,6 +146,16 @@ def weight_decay(optimizer, variable):
     if optimizer.weight_decay is None or not optimizer._use_weight_decay(variable):
         return 0.0
     return optimizer.weight_decay
+
+
+def data_adapter(x, y, sample_weight, batch_size, steps, shuffle, class_weight):
+    """What `fit` makes of its data: an adapter that gives batches."""
+    return get_data_adapter(x, y, sample_weight, batch_size, steps, shuffle, class_weight)
+
+
+def is_seeded():
+    """Whether `keras.utils.set_random_seed` was called."""
+    return global_state.get_global_attribute("global_random_seed") is not None
 
 
 def global_seed_state():

@@ -34,6 +34,11 @@ def product(multiply, inputs, weight):
     return distributed(multiply, inputs, keras.ops.convert_to_tensor(weight), weight.path)
 
 
+def whole(tensor):
+    """The tensor with all of it on every device of the active distribution."""
+    return keras.distribution.distribution().constrained_whole(tensor)
+
+
 def build_optimizer(optimizer, variables):
     """Builds an optimizer, its state split as the active distribution wants it."""
     getattr(keras.distribution.distribution(), "build_optimizer", type(optimizer).build)(optimizer, variables)

@@ -3,6 +3,7 @@
 There are several after `keras_qwen.distribution.initialize` on JAX. With one process, nothing is exchanged.
 """
 
+import contextlib
 import json
 import sys
 
@@ -10,6 +11,8 @@ import keras
 import numpy as np
 
 from keras_qwen.backend import host_value
+
+_LOST = ("gloo", "nccl", "heartbeat", "coordination", "barrier", "connection", "peer")
 
 
 def count() -> int:
@@ -59,6 +62,8 @@ def check_same(what, settings):
         what: what the settings are of, for the message.
         settings: {name: value}.
     """
+    if count() == 1:
+        return
     found = gathered(settings)
     names = sorted({name for one in found for name in one})
     different = [name for name in names if any(one.get(name) != found[0].get(name) for one in found)]
@@ -68,6 +73,30 @@ def check_same(what, settings):
             for name in different
         )
         raise ValueError(f"The processes differ in {what}:{lines}\nStart all of them with the same program.")
+
+
+@contextlib.contextmanager
+def explained():
+    """Inside, an error of JAX's that comes from another process's end says so.
+
+    Raises:
+        RuntimeError: naming the reason and the remedy.
+    """
+    if count() == 1:
+        yield
+        return
+    import jax
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as problem:
+        if not any(word in str(problem).lower() for word in _LOST):
+            raise
+        raise RuntimeError(
+            f"Process {index()} of {count()} stops, because another one has ended or does not answer: what that one "
+            f"printed last says why. Start all of them again; with callbacks.Checkpoint they go on from their last "
+            f"state. ({str(problem).splitlines()[0]})"
+        ) from problem
 
 
 def by_first(action):
