@@ -63,6 +63,11 @@ def _initialize_eagerly(variable, initializer):
     variable._initialize(variable._convert_to_tensor(initializer(variable._shape, **arguments)))
 
 
+def release(variable):
+    """Lets go of a variable's value, on JAX; the next `assign` gives it another one."""
+    variable._value = None
+
+
 @contextlib.contextmanager
 def unlocked(layer):
     """Inside, a layer that is built takes new variables and sublayers."""
