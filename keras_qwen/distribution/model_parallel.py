@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import zlib
 
 import keras
 import numpy as np
@@ -215,7 +216,7 @@ def model_parallel(config, mesh, *, sequence_parallel=False, shard_optimizer=Fal
             "mesh": list(getattr(layouts, "mesh", {}).items()),
             "sequence_parallel": sequence_parallel,
             "shard_optimizer": shard_optimizer,
-            "layouts": {pattern: layouts[pattern].axes for pattern in layouts},
+            "checksum of the layouts": zlib.crc32(str([(rule, layouts[rule].axes) for rule in layouts]).encode()),
         },
     )
     if getattr(layouts, "config", config) != config:
