@@ -56,6 +56,7 @@ def reference_folder():
 
 _PREAMBLE = """
 import json, os, random, sys
+sys.modules["tensorflow"] = None  # which Keras would load for nothing
 import keras, numpy as np
 import keras_qwen as kq
 arguments = json.loads(sys.argv[1])
@@ -77,7 +78,7 @@ def on_devices():
     if keras.backend.backend() != "jax":
         pytest.skip("simulated devices are JAX's here")
 
-    def run(code, devices=8, processes=1, check=True, timeout=150, **arguments):
+    def run(code, devices=8, processes=1, check=True, timeout=400, **arguments):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -106,6 +107,7 @@ def on_devices():
         finally:
             for process in started:
                 process.kill()
+                process.communicate()
         if check and any(one["returncode"] for one in found):
             pytest.fail("\n\n".join(f"process {i}:\n{one['output'][-5000:]}" for i, one in enumerate(found)))
         return found

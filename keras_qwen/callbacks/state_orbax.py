@@ -61,10 +61,12 @@ def stored(folder) -> dict:
         OSError: if it is damaged.
     """
     with _checkpointer(folder) as (_, checkpointer):
-        tree = checkpointer.metadata(folder).item_metadata.tree
+        metadata = checkpointer.metadata(folder).item_metadata
+    if metadata is None:
+        raise OSError(f"{folder} is damaged. Delete {folder.parent} to resume from an older state.")
     return {
         group: [(key, variable.dtype, tuple(variable.shape)) for key, variable in sorted(variables.items())]
-        for group, variables in tree.items()
+        for group, variables in metadata.tree.items()
     }
 
 

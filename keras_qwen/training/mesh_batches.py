@@ -20,8 +20,7 @@ class MeshBatches(keras_private.DataAdapter):
     Args:
         batches: Keras's adapter of the data.
         distribution: of `keras_qwen.distribution.model_parallel`.
-        fill: whether batches that the mesh does not divide are filled up with rows of weight 0; else Keras is told of
-            them as they are, and the distribution refuses them.
+        fill: whether batches that the mesh does not divide are filled up with rows of weight 0; else they are refused.
         own: whether the batches are this process's share already.
     """
 
@@ -32,7 +31,9 @@ class MeshBatches(keras_private.DataAdapter):
     def get_jax_iterator(self):
         self.real = []
         for batch in self.batches.get_jax_iterator():
-            yield self._placed(batch)
+            batch = self._placed(batch)
+            self.distribution.get_data_layout(keras.tree.flatten(batch)[0].shape)  # raises where it cannot be split
+            yield batch
 
     def _placed(self, batch):
         if self.own:
