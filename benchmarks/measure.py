@@ -5,6 +5,7 @@ import os
 import resource
 import statistics
 import time
+from pathlib import Path
 
 
 def seconds(function, *, repeats=5, warm_up=2):
@@ -23,6 +24,17 @@ def resident_mb():
     """Resident memory of this process now, in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def reset_peak():
+    """Forgets the largest resident memory so far."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_since_reset_mb():
+    """The largest resident memory since `reset_peak`, in MiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def memory_gb():

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.measure import resident_mb, seconds
+from benchmarks.measure import peak_since_reset_mb, reset_peak, resident_mb, seconds
 
 KINDS = ("none", "int8", "int4", "nf4")
 ROOT = Path(__file__).parent.parent
@@ -40,7 +40,7 @@ def measure(checkpoint, kind, training):
     start = time.perf_counter()
     quantization = None if kind == "none" else kind
     model = kq.QwenCausalLM.from_pretrained(checkpoint, dtype="float32", quantization=quantization)
-    found = {"load_s": time.perf_counter() - start, "load_peak_mb": peak_now_mb() - before}
+    found = {"load_s": time.perf_counter() - start, "load_peak_mb": peak_since_reset_mb() - before}
     sizes = {v.path: int(np.prod(v.shape)) * np.dtype(v.dtype).itemsize for v in model.variables}
     found["weights_mb"] = sum(sizes.values()) / 2**20
     found["resident_mb"] = resident_mb() - before
@@ -69,7 +69,7 @@ def measure(checkpoint, kind, training):
     ids = np.resize(tokens["code"], (2, 256))
     step = lambda: model.train_on_batch({"token_ids": ids}, np.roll(ids, -1, axis=1))  # noqa: E731
     found["step_s"] = seconds(step)
-    found["step_peak_mb"] = peak_now_mb() - before
+    found["step_peak_mb"] = peak_since_reset_mb() - before
     found["demo_losses"] = learn(model)
     return found
 
@@ -91,17 +91,6 @@ def batches(tokenizer, paths):
 
     ids = np.concatenate([tokenizer.encode(path.read_text(encoding="utf-8")) for path in paths]).astype("int32")
     return ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH)
-
-
-def reset_peak():
-    """Forgets the largest resident memory so far."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_now_mb():
-    """The largest resident memory since `reset_peak`, in MiB."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def main():

@@ -1,10 +1,13 @@
 """All that this package uses of Keras's private API, in one place; `tests/test_keras_private.py` watches it."""
 
 import contextlib
+import functools
+import inspect
 
 import keras
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import global_seed_generator
+from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter  # the base of what `fit` takes
 
 _UNINITIALIZED = "uninitialized_variables"  # where Keras keeps the variables created in a stateless scope
@@ -36,10 +39,33 @@ def abstract_variables():
 
 
 def set_initializer(variable, initializer):
-    """Replaces the initialiser of a variable whose initialisation is deferred: `initializer(shape, dtype)`."""
+    """Replaces the initialiser of a variable whose initialisation is deferred.
+
+    Args:
+        variable: the variable.
+        initializer: called as `initializer(shape, dtype=...)`; one that has an argument `sharding` is given JAX's, if
+            the variable lies on several devices. It is never traced, so it may read files.
+    """
     if variable._value is not None:
         raise RuntimeError(f"{variable.path} is initialised already; Keras no longer defers it.")
     variable._initializer = initializer
+    if keras.backend.backend() == "jax":
+        variable._initialize_with_initializer = functools.partial(_initialize_eagerly, variable)
+
+
+def _initialize_eagerly(variable, initializer):
+    """In the place of Keras's way on JAX, which compiles the initialiser of a large variable that is split."""
+    del variable._initialize_with_initializer
+    variable._initialize_layout()
+    arguments = {"dtype": variable._dtype}
+    if variable._layout is not None and "sharding" in inspect.signature(initializer).parameters:
+        arguments["sharding"] = sharding_of(variable)
+    variable._initialize(variable._convert_to_tensor(initializer(variable._shape, **arguments)))
+
+
+def release(variable):
+    """Lets go of a variable's value, on JAX; the next `assign` gives it another one."""
+    variable._value = None
 
 
 @contextlib.contextmanager
@@ -127,6 +153,16 @@ def weight_decay(optimizer, variable):
     return optimizer.weight_decay
 
 
+def data_adapter(x, y, sample_weight, batch_size, steps, shuffle, class_weight):
+    """What `fit` makes of its data: an adapter that gives batches."""
+    return get_data_adapter(x, y, sample_weight, batch_size, steps, shuffle, class_weight)
+
+
+def is_seeded():
+    """Whether `keras.utils.set_random_seed` was called."""
+    return global_state.get_global_attribute("global_random_seed") is not None
+
+
 def global_seed_state():
     """The variable behind all of Keras's random numbers for which no seed is given."""
     return global_seed_generator().state
@@ -148,6 +184,12 @@ class AxesLayout(keras.distribution.TensorLayout):
 def layout_of(variable):
     """The layout that a variable was made with; None without a distribution."""
     return getattr(variable, "_layout", None)
+
+
+def sharding_of(variable):
+    """JAX's sharding of a variable that was made under a distribution; None without one."""
+    layout = layout_of(variable)
+    return getattr(layout, "backend_layout", layout)
 
 
 @contextlib.contextmanager

@@ -25,15 +25,17 @@ class Transform:
         name: shown in tables.
         forward: array as stored in the checkpoint -> array as the variable holds it.
         inverse: the way back; `inverse(forward(x))` is x.
+        stored_index: index (a tuple of slices) of a part of the variable -> index of that part in the checkpoint.
     """
 
     name: str
     forward: Callable[[np.ndarray], np.ndarray]
     inverse: Callable[[np.ndarray], np.ndarray]
+    stored_index: Callable[[tuple[slice, ...]], tuple[slice, ...]]
 
 
-IDENTITY = Transform("identity", lambda x: x, lambda x: x)
-TRANSPOSE = Transform("transpose", lambda x: x.T, lambda x: x.T)
+IDENTITY = Transform("identity", lambda x: x, lambda x: x, lambda index: index)
+TRANSPOSE = Transform("transpose", lambda x: x.T, lambda x: x.T, lambda index: index[::-1])
 """Checkpoints store a projection as (out, in), as `torch.nn.Linear` does; Keras kernels are (in, out)."""
 
 
@@ -73,6 +75,10 @@ class Parameter:
         """The shape of the checkpoint's tensor."""
         shape = self.shape if self.quantized is None else (self.quantized.inputs, self.quantized.outputs)
         return shape[::-1] if self.transform is TRANSPOSE else shape
+
+    def stored(self, parts):
+        """Parts of the variable's value, `(index, array)`, as parts of the checkpoint's tensor; arrays are views."""
+        return [(self.transform.stored_index(index), self.transform.inverse(array)) for index, array in parts]
 
     @property
     def part(self) -> str:

@@ -1,8 +1,12 @@
 """What every test shares: the backend's choice, seeds, and the golden data."""
 
 import importlib.util
+import json
 import os
 import random
+import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -48,3 +52,64 @@ def reference_folder():
         return path
 
     return folder
+
+
+_PREAMBLE = """
+import json, os, random, sys
+sys.modules["tensorflow"] = None  # which Keras would load for nothing
+import keras, numpy as np
+import keras_qwen as kq
+arguments = json.loads(sys.argv[1])
+def report(**values):
+    print("\\nREPORT " + json.dumps(values), flush=True)
+if "KERAS_DISTRIBUTION_PROCESS_ID" in os.environ:
+    kq.distribution.initialize(timeout=20)
+"""
+
+
+@pytest.fixture(scope="session")
+def on_devices():
+    """A function that runs a piece of code on simulated devices of JAX, in fresh processes.
+
+    Of `run(code, devices=8, processes=1, **arguments)`: the code finds `kq`, `keras`, `np`, the dict `arguments`, and
+    `report(**values)`, whose values come back: a list with one dict for each process, of all that it has reported, its
+    `returncode` and its `output`. With several processes, each has so many devices, and they are connected already.
+    """
+    if keras.backend.backend() != "jax":
+        pytest.skip("simulated devices are JAX's here")
+
+    def run(code, devices=8, processes=1, check=True, timeout=400, **arguments):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        shared = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parent.parent),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
+        }
+        started = []
+        for i in range(processes):
+            own = {}
+            if processes > 1:
+                names = dict(JOB_ADDRESSES=address, NUM_PROCESSES=processes, PROCESS_ID=i)
+                own = {f"KERAS_DISTRIBUTION_{name}": str(value) for name, value in names.items()}
+            command = [sys.executable, "-c", _PREAMBLE + code, json.dumps(arguments)]
+            pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            started.append(subprocess.Popen(command, env={**shared, **own}, **pipes))
+        found = []
+        try:
+            for process in started:
+                output, _ = process.communicate(timeout=timeout)
+                reports = [line[7:] for line in output.splitlines() if line.startswith("REPORT ")]
+                values = {name: value for line in reports for name, value in json.loads(line).items()}
+                found.append({**values, "returncode": process.returncode, "output": output})
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()
+        if check and any(one["returncode"] for one in found):
+            pytest.fail("\n\n".join(f"process {i}:\n{one['output'][-5000:]}" for i, one in enumerate(found)))
+        return found
+
+    return run

@@ -15,7 +15,9 @@ def test_filled_holds_what_was_written(dtype, shape):
     values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(numpy_dtype)
     seen = []
 
-    def fill(array):
+    def fill(parts):
+        [(index, array)] = parts
+        assert index == tuple(slice(0, size) for size in shape)
         seen.append((array.shape, array.dtype))
         array[...] = values
 
@@ -27,7 +29,7 @@ def test_filled_holds_what_was_written(dtype, shape):
 
 def test_a_filled_variable_can_be_updated():
     variable = keras.Variable(
-        lambda shape, dtype: filled(shape, dtype, lambda a: a.fill(2.0)), shape=(100,), dtype="float32"
+        lambda shape, dtype: filled(shape, dtype, lambda parts: parts[0][1].fill(2.0)), shape=(100,), dtype="float32"
     )
     for step in range(3):
         variable.assign_add(keras.ops.ones(100))

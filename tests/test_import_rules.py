@@ -14,8 +14,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A part imports only from those named before it.
 ORDER = (
-    "config hardware collectives devices ops parameters partitioning layers checkpoint compute_estimate memory_estimate "
-    "communication_estimate tokenizer generation training models data callbacks distribution planner cli demo"
+    "config hardware collectives devices ops parameters partitioning layers checkpoint compute_estimate "
+    "memory_estimate communication_estimate tokenizer generation training models data callbacks distribution planner "
+    "cli demo"
 ).split()
 # These use the package as its users do, through `import keras_qwen as kq`.
 USERS = {"cli", "demo"}

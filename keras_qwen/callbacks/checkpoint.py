@@ -8,12 +8,14 @@ import warnings
 import keras
 import numpy as np
 
+from keras_qwen.backend import host_value
 from keras_qwen.callbacks.continuation import ContinuedCallbacks, ContinuedHistory, SkippingStep
 from keras_qwen.callbacks.data_order import replayable
 from keras_qwen.callbacks.fingerprint import differences, fingerprint
 from keras_qwen.callbacks.interruption import Interruption
 from keras_qwen.callbacks.state_folder import REMEDY, StateFolder
 from keras_qwen.keras_private import global_seed_state
+from keras_qwen.ops import processes
 from keras_qwen.ops.placement import build_optimizer
 
 
@@ -83,11 +85,13 @@ class Checkpoint(keras.callbacks.Callback):
         """The arguments of `fit` for the rest of the run; see `keras_qwen.training.fitting`."""
         self.states.clean()
         self._depends_on = fingerprint(model, arguments)
-        drawn = random.randint(0, 2**31 - 1)  # in every run, so that what Python draws later is the same in each
+        drawn = processes.of_first(
+            random.randint(0, 2**31 - 1)
+        )  # in every run, so that what Python draws later is the same in each
         self._order_seed = drawn if self.seed is None else self.seed
         self._position = dict(epoch=arguments["initial_epoch"], batch=0)
         self._step, self._history, self._epochs, self._best_value = 0, {}, [], None
-        steps = self.states.steps()
+        steps = processes.of_first(self.states.steps())
         self._saved_step = steps[-1] if steps else None
         self._saved = self.states.read(steps[-1]) if steps else None
         if self._saved is not None:
@@ -173,7 +177,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._step = self._first_step + self._batches
         self._logs = dict(logs or {})
         self._check_finite(self._logs)
-        if self._interruption.received:
+        if self._interrupted():
             self._save(self._epoch, self._batches)
             self._say_and_stop()
         if self.every != "epoch" and before // self.every < self._step // self.every:
@@ -186,9 +190,10 @@ class Checkpoint(keras.callbacks.Callback):
         if self.best is not None:
             self._save_best(logs or {})
         self._logs, self._epoch = {}, epoch + 1
-        if self.every == "epoch" or self._interruption.received:
+        interrupted = self._interrupted()
+        if self.every == "epoch" or interrupted:
             self._save(epoch + 1, 0)
-        if self._interruption.received:
+        if interrupted:
             self._say_and_stop()
 
     def on_train_end(self, logs=None):
@@ -232,7 +237,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _save(self, epoch, batch, stopped_early=False):
         model = self.model  # on JAX, this fetches the values that training has reached
-        means = {name: keras.ops.convert_to_numpy(v.value).tolist() for name, v in self._means(model).items()}
+        means = {name: host_value(v.value).tolist() for name, v in self._means(model).items()}
         self.states.save(
             self._step,
             dict(
@@ -285,6 +290,11 @@ class Checkpoint(keras.callbacks.Callback):
                     f"batch {self._batches}); {last}. Lower the learning rate, clip the gradient "
                     f"(global_clipnorm=1.0), or look at that batch; ActivationStatistics names the layer."
                 )
+
+    def _interrupted(self):
+        """Whether this process or another one was told to stop; all have to ask together."""
+        self._interruption.received = max(processes.gathered(self._interruption.received or 0)) or None
+        return self._interruption.received is not None
 
     def _say_and_stop(self):
         message = (

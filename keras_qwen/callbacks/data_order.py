@@ -10,6 +10,8 @@ import math
 import keras
 import numpy as np
 
+from keras_qwen.training.mesh_batches import split_validation
+
 
 class BatchStream(keras.utils.PyDataset):
     """Batches without end, pass after pass over a source, from any position on.
@@ -151,7 +153,7 @@ def replayable(arguments, seed, start):
             lambda a: None if a is None else np.asarray(a), (x, arguments["y"], arguments["sample_weight"])
         )
         if arguments["validation_split"] and arguments["validation_data"] is None:
-            data, arguments["validation_data"] = _split(data, arguments["validation_split"])
+            data, arguments["validation_data"] = split_validation(data, arguments["validation_split"])
         rows = len(next(a for a in keras.tree.flatten(data) if a is not None))
         size = arguments["batch_size"] or (math.ceil(rows / steps) if steps else 32)
         arguments["validation_batch_size"] = arguments["validation_batch_size"] or arguments["batch_size"]
@@ -168,11 +170,3 @@ def replayable(arguments, seed, start):
         steps_per_epoch=steps or source.num_batches,
     )
     return arguments, True
-
-
-def _split(data, fraction):
-    """As Keras does it: the last rows are for validation."""
-    rows = len(next(a for a in keras.tree.flatten(data) if a is not None))
-    at = math.floor(rows * (1.0 - fraction))
-    take = lambda part: keras.tree.map_structure(lambda a: None if a is None else a[part], data)  # noqa: E731
-    return take(slice(None, at)), take(slice(at, None))

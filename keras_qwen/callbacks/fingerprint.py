@@ -7,6 +7,7 @@ import zlib
 import keras
 import numpy as np
 
+from keras_qwen.backend import host_value
 from keras_qwen.callbacks.data_order import are_arrays
 
 _FEW = 16  # numbers of each frozen weight that are looked at
@@ -65,7 +66,7 @@ def _frozen(variables):
         value = variable.value
         while len(value.shape) > 1:
             value = value[0]
-        value = keras.ops.convert_to_numpy(value[:_FEW] if len(value.shape) else value)
+        value = host_value(value[:_FEW] if len(value.shape) else value)
         checksum = zlib.crc32(np.ascontiguousarray(value).tobytes(), checksum)
     return f"{len(variables)} weights, {checksum:08x}"
 

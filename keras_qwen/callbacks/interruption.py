@@ -26,7 +26,7 @@ class Interruption:
         """Gives the signals back to those who handled them before."""
         while self._before:
             number, handler = self._before.popitem()
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: of another language
 
     def stop(self, message):
         """Ends the program (or the notebook's cell) as the signal would have.

@@ -1,7 +1,8 @@
-"""A folder of training states: `step_00000120/` holds `state.json` and `variables.safetensors`, all or nothing.
+"""A folder of training states: `step_00000120/` holds `state.json` and the variables, all or nothing.
 
-Safetensors rather than orbax: orbax imports JAX, which must not be loaded (nor take the GPU) beside TensorFlow, and one
-format serves all backends, so that a state saved on one is read on another.
+Variables are in `variables.safetensors`: one format for all backends, so that a state saved on one is read on another,
+without orbax, which imports JAX. On several devices under JAX they are in `variables/`, through orbax: each process
+writes its own part. Either is read wherever the other is.
 """
 
 import json
@@ -14,10 +15,14 @@ import keras
 import ml_dtypes
 import numpy as np
 
-from keras_qwen.checkpoint.replacing import replaced_folder
+from keras_qwen.backend import filled
+from keras_qwen.callbacks import state_orbax
+from keras_qwen.checkpoint.replacing import put_in_place, replaced_folder
 from keras_qwen.checkpoint.safetensors_files import STATE_DTYPES, read_header, write_file
+from keras_qwen.keras_private import sharding_of
+from keras_qwen.ops import processes
 
-STATE_NAME, VARIABLES_NAME = "state.json", "variables.safetensors"
+STATE_NAME, VARIABLES_NAME, FOLDER_NAME = "state.json", "variables.safetensors", "variables"
 FORMAT = 1
 REMEDY = "Train as before, or give the new run a folder of its own."
 _NAME = re.compile(r"step_(\d{8,})")
@@ -51,22 +56,23 @@ class StateFolder:
         Args:
             step: number of the step it was taken after.
             state: what goes into state.json, a dict.
-            groups: {name: variables}, what goes into variables.safetensors.
+            groups: {name: variables}. All processes have to call this, with the same.
 
         Raises:
             OSError: naming the folder; the older states are untouched then.
         """
-        path = self.path(step)
+        path, state = self.path(step), {"format": FORMAT, "step": step, **state}
         try:
-            with replaced_folder(path, stale=lambda name: True) as new:
-                tensors = [
-                    (f"{group}/{i:05d}/{variable.path}", _dtype(variable), tuple(variable.shape), _loader(variable))
-                    for group, variables in groups.items()
-                    for i, variable in enumerate(variables)
-                ]
-                write_file(new / VARIABLES_NAME, tensors)
-                write_json(new / STATE_NAME, {"format": FORMAT, "step": step, **state})
-            self._delete([s for s in self.steps() if s != step][: -self.keep + 1 or None])
+            if state_orbax.is_wanted():
+                new = path.with_name(f".saving-{path.name}")
+                processes.by_first(lambda: shutil.rmtree(new, ignore_errors=True))
+                state_orbax.write(new / FOLDER_NAME, groups)
+                processes.by_first(lambda: _finish(new, path, state))
+            else:
+                with replaced_folder(path, stale=lambda name: True) as new:
+                    _write_safetensors(new / VARIABLES_NAME, groups)
+                    write_json(new / STATE_NAME, state)
+            processes.by_first(lambda: self._delete([s for s in self.steps() if s != step][: -self.keep + 1 or None]))
         except OSError as problem:
             older = [s for s in self.steps() if s != step]
             kept = f"The state of step {older[-1]} there is intact" if older else "There is no older state there"
@@ -103,22 +109,23 @@ class StateFolder:
             OSError: if the file is missing or damaged.
             ValueError: if number, shapes or dtypes of the variables differ, naming the first.
         """
-        path = self.path(step) / VARIABLES_NAME
-        stored = {}
-        for name, tensor in sorted(read_header(path, STATE_DTYPES).items()):
-            group, _, variable = name.split("/", 2)
-            stored.setdefault(group, []).append((variable, tensor))
-        for group, variables in groups.items():
-            _check_alike(path, group, stored.get(group, []), variables)
-        for group, variables in groups.items():
-            for variable, (_, tensor) in zip(variables, stored.get(group, []), strict=True):
-                value = np.empty(tensor.shape, tensor.dtype)
-                tensor.read_into(value)
-                variable.assign(value)
+        path = self.path(step)
+        if (path / FOLDER_NAME).is_dir():
+            _check_alike(path / FOLDER_NAME, state_orbax.stored(path / FOLDER_NAME), groups)
+            state_orbax.read(path / FOLDER_NAME, groups)
+        else:
+            tensors = _read_safetensors(path / VARIABLES_NAME)
+            found = {g: [(name, t.dtype, t.shape) for name, t in of] for g, of in tensors.items()}
+            _check_alike(path / VARIABLES_NAME, found, groups)
+            for group, variables in groups.items():
+                for variable, (_, tensor) in zip(variables, tensors.get(group, []), strict=True):
+                    _assign(variable, tensor)
 
     def clean(self):
-        """Removes what a killed process left half written or half deleted; for the one process that writes here."""
-        if self.folder.is_dir():
+        """Removes what a killed run left half written or half deleted; to be called before the first `save`."""
+        if state_orbax.is_wanted():
+            state_orbax.require()
+        if self.folder.is_dir() and processes.index() == 0:
             for path in self.folder.glob(".*step_*"):
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -147,15 +154,50 @@ def _loader(variable):
     return lambda: np.asarray(keras.ops.convert_to_numpy(variable.value))
 
 
-def _check_alike(path, group, stored, variables):
-    for i in range(max(len(stored), len(variables))):
-        if i >= len(stored) or i >= len(variables):
-            name = stored[i][0] if i < len(stored) else variables[i].path
-            missing = "the model has no such variable" if i < len(stored) else "the state has no such variable"
-            raise ValueError(f"{path} does not fit: {group} {name}: {missing}. {REMEDY}")
-        (name, tensor), variable = stored[i], variables[i]
-        if tensor.shape != tuple(variable.shape) or tensor.dtype != _dtype(variable):
-            raise ValueError(
-                f"{path} does not fit: {group} {name} is {tensor.dtype} {tensor.shape}, the model's {variable.path} "
-                f"{variable.dtype} {tuple(variable.shape)}. {REMEDY}"
-            )
+def _write_safetensors(path, groups):
+    tensors = [
+        (f"{group}/{i:05d}/{variable.path}", _dtype(variable), tuple(variable.shape), _loader(variable))
+        for group, variables in groups.items()
+        for i, variable in enumerate(variables)
+    ]
+    write_file(path, tensors)
+
+
+def _read_safetensors(path):
+    """{group: [(variable's path, where its tensor lies)]}."""
+    found = {}
+    for name, tensor in sorted(read_header(path, STATE_DTYPES).items()):
+        group, _, variable = name.split("/", 2)
+        found.setdefault(group, []).append((variable, tensor))
+    return found
+
+
+def _assign(variable, tensor):
+    sharding = sharding_of(variable)
+    if sharding is None:
+        value = np.empty(tensor.shape, tensor.dtype)
+        tensor.read_into(value)
+    else:
+        value = filled(tensor.shape, variable.dtype, tensor.read_parts, sharding)
+    variable.assign(value)
+
+
+def _finish(new, path, state):
+    write_json(new / STATE_NAME, state)
+    put_in_place(new, path)
+
+
+def _check_alike(path, stored, groups):
+    for group, variables in groups.items():
+        found = stored.get(group, [])
+        for i in range(max(len(found), len(variables))):
+            if i >= len(found) or i >= len(variables):
+                name = found[i][0] if i < len(found) else variables[i].path
+                missing = "the model has no such variable" if i < len(found) else "the state has no such variable"
+                raise ValueError(f"{path} does not fit: {group} {name}: {missing}. {REMEDY}")
+            (name, dtype, shape), variable = found[i], variables[i]
+            if shape != tuple(variable.shape) or dtype != _dtype(variable):
+                raise ValueError(
+                    f"{path} does not fit: {group} {name} is {dtype} {shape}, the model's {variable.path} "
+                    f"{variable.dtype} {tuple(variable.shape)}. {REMEDY}"
+                )

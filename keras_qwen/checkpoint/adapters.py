@@ -2,13 +2,15 @@
 
 import json
 
-import keras
 import numpy as np
 
+from keras_qwen import keras_private
 from keras_qwen.backend import filled
 from keras_qwen.checkpoint.file_names import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from keras_qwen.checkpoint.replacing import replaced_folder
 from keras_qwen.checkpoint.safetensors_files import read_header, write_file
+from keras_qwen.checkpoint.saving import stored_form
+from keras_qwen.ops.processes import written_by_first
 from keras_qwen.parameters import is_adapter_path, match_variables
 
 
@@ -29,23 +31,22 @@ def save_adapter(folder, *, settings, table, variables, same=None):
     rows = {row.hf_name: row for row in table}
     rows |= {copy: rows[name] for copy, name in (same or {}).items()}
     names = (ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME)
-    with replaced_folder(folder, stale=names.__contains__) as new:
-        (new / ADAPTER_CONFIG_NAME).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        write_file(
-            new / ADAPTER_WEIGHTS_NAME,
-            [
-                (name, np.dtype("float32"), row.hf_shape, _stored_form(row, matched[row.path]))
-                for name, row in sorted(rows.items())
-            ],
-        )
+    rows = sorted(rows.items())
+
+    def write(values):
+        with replaced_folder(folder, stale=names.__contains__) as new:
+            text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+            (new / ADAPTER_CONFIG_NAME).write_text(text, encoding="utf-8")
+            write_file(
+                new / ADAPTER_WEIGHTS_NAME,
+                [(name, np.dtype("float32"), row.hf_shape, stored_form(row, values)) for name, row in rows],
+            )
+
+    written_by_first([matched[row.path] for _, row in rows], write)
 
 
 def _matched(table, variables):
     return match_variables(table, [v for v in variables if is_adapter_path(v.path)])
-
-
-def _stored_form(row, variable):
-    return lambda: row.transform.inverse(keras.ops.convert_to_numpy(variable.value))
 
 
 class AdapterTensors:
@@ -93,8 +94,6 @@ class AdapterTensors:
         """Gives the adapter's variables their values."""
         matched = _matched(self.table, variables)
         for row in self.table:
-            matched[row.path].assign(self._value(row))
-
-    def _value(self, row):
-        tensor = self.tensors[row.hf_name]
-        return filled(row.shape, "float32", lambda array: tensor.read_into(row.transform.inverse(array)))
+            variable, tensor = matched[row.path], self.tensors[row.hf_name]
+            read = lambda parts, row=row, tensor=tensor: tensor.read_parts(row.stored(parts))  # noqa: E731
+            variable.assign(filled(row.shape, "float32", read, keras_private.sharding_of(variable)))

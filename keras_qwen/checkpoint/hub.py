@@ -103,28 +103,34 @@ def push(save, repo_id, *, token=None, private=None, commit_message="Upload with
     Example:
         >>> push(model.save_pretrained, "me/my-qwen", private=True)  # doctest: +SKIP
     """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from keras_qwen.ops.processes import by_first  # late: it imports Keras, which fetching can do without
 
     _check_id(repo_id)
     with tempfile.TemporaryDirectory(prefix="keras_qwen-") as temporary:
         folder = Path(temporary) / "checkpoint"  # a level down: a saver that swaps folders has room beside it
         folder.mkdir()
         save(folder)
-        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-        with _explained(repo_id, revision, f"pass token= of one that may write to {repo_id}, or run `hf auth login`"):
-            api = HfApi(token=token)
-            repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id  # now with the owner's name
-            if revision is not None:
-                api.create_branch(repo_id, branch=revision, exist_ok=True)
-            stale = _replaced(api.list_repo_files(repo_id, revision=revision), files)
-            # Not upload_folder: it may split a folder into several commits.
-            commit = api.create_commit(
-                repo_id,
-                [CommitOperationAdd(name, path) for name, path in sorted(files.items())]
-                + [CommitOperationDelete(name) for name in stale],
-                commit_message=commit_message,
-                revision=revision,
-            )
+        return by_first(lambda: _upload(folder, repo_id, token, private, commit_message, revision))
+
+
+def _upload(folder, repo_id, token, private, commit_message, revision):
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    with _explained(repo_id, revision, f"pass token= of one that may write to {repo_id}, or run `hf auth login`"):
+        api = HfApi(token=token)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id  # now with the owner's name
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        stale = _replaced(api.list_repo_files(repo_id, revision=revision), files)
+        # Not upload_folder: it may split a folder into several commits.
+        commit = api.create_commit(
+            repo_id,
+            [CommitOperationAdd(name, path) for name, path in sorted(files.items())]
+            + [CommitOperationDelete(name) for name in stale],
+            commit_message=commit_message,
+            revision=revision,
+        )
     return str(commit.commit_url)
 
 

@@ -97,12 +97,11 @@ class CheckpointTensors:
     def _initializer(self, row, progress):
         tensor = self.tensors[row.path]
 
-        def read(shape, dtype=None):
-            value = filled(
-                shape,
-                dtype,
-                lambda array: tensor.read_into(row.transform.inverse(array), check_finite=self.check_finite),
-            )
+        def fill(parts):
+            tensor.read_parts(row.stored(parts), check_finite=self.check_finite)
+
+        def read(shape, dtype=None, sharding=None):
+            value = filled(shape, dtype, fill, sharding)
             progress.advance(tensor.nbytes)
             return value
 
@@ -130,13 +129,13 @@ class _Parts:
         self.arrays = {}
 
     def initializer(self, name):
-        def read(shape, dtype=None):
+        def read(shape, dtype=None, sharding=None):
             if not self.arrays:
                 what = f"Tensor {self.tensor.name} in {self.tensor.file}"
                 self.arrays = quantize(self.quantized, self._columns, what)
                 self.progress.advance(self.tensor.nbytes)
             array = self.arrays.pop(name)  # so that it lives no longer than until its copy is made
-            return filled(shape, dtype, lambda target: np.copyto(target, array))
+            return filled(shape, dtype, lambda parts: _copy_parts(array, parts), sharding)
 
         return read
 
@@ -144,6 +143,11 @@ class _Parts:
         rows = np.empty((stop - start, self.quantized.inputs), "float32")
         self.tensor.rows(start, stop).read_into(rows)
         return rows.T
+
+
+def _copy_parts(array, parts):
+    for index, target in parts:
+        np.copyto(target, array[index])
 
 
 class _Progress:

@@ -38,11 +38,17 @@ def replaced_folder(folder, stale):
             for entry in folder.iterdir():
                 if not stale(entry.name) and not (new / entry.name).exists():
                     _carry_over(entry, new / entry.name)
-        _sync(new)
-        _swap(new, folder)
-        _sync(folder.parent)
+        put_in_place(new, folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def put_in_place(new, folder):
+    """Renames the folder `new` to `folder`, in one step, and removes what was there; both lie in one folder."""
+    _sync(new)
+    _swap(new, folder)
+    _sync(folder.parent)
+    shutil.rmtree(new, ignore_errors=True)
 
 
 def _swap(new, folder):

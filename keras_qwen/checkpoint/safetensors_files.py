@@ -5,6 +5,7 @@ object {name: {"dtype", "shape", "data_offsets"}}; then the tensors' bytes, with
 """
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -27,6 +28,7 @@ STATE_DTYPES = DTYPES | {
 }  # fmt: skip
 CODES = {dtype: code for code, dtype in STATE_DTYPES.items()}
 _BLOCK_BYTES = 1 << 19  # read and converted at a time: small enough for the cache
+_PAGE_BYTES = 1 << 12  # what a disk reads at least
 _PARALLEL_BYTES = 8 << 20  # tensors from this size on are read by several threads
 
 
@@ -58,29 +60,77 @@ class StoredTensor:
         """
         if tuple(target.shape) != self.shape:
             raise ValueError(f"{self.name} in {self.file} has shape {self.shape}, asked for as {target.shape}.")
-        rows = self.shape[0] if self.shape else 1
-        row_bytes = self.nbytes // max(rows, 1)
-        step = max(1, _BLOCK_BYTES // max(row_bytes, 1))
-        starts = range(0, rows, step)
+        self.read_parts([(tuple(slice(0, size) for size in self.shape), target)], check_finite=check_finite)
+
+    def read_parts(self, parts, *, check_finite=False):
+        """Fills several arrays with parts of the tensor; what lies elsewhere is not read.
+
+        Args:
+            parts: list of `(index, target)`: a tuple of slices, one for each dimension, from a beginning to an end, and
+                a writable array of that part's shape; all of one dtype. Where they share rows, the rows of any two are
+                the same, as those of a mesh are.
+            check_finite: as of `read_into`.
+
+        Raises:
+            OSError, ValueError: as of `read_into`.
+        """
+        if not self.shape:
+            parts = [((slice(0, 1),), target.reshape(1)) for _, target in parts]
+        by_rows = {}
+        for (rows, *index), target in parts:
+            by_rows.setdefault((rows.start, rows.stop), []).append((index, target))
         with open(self.file, "rb") as file:
-
-            def copy(start):
-                stop = min(start + step, rows)
-                block = np.empty((stop - start, *self.shape[1:]), self.dtype)
-                view = memoryview(block.reshape(-1).view(np.uint8))
-                if _read_at(file.fileno(), view, self.offset + start * row_bytes) != len(view):
-                    raise OSError(f"{self.file} ends within tensor {self.name}. Fetch the file again.")
-                block = block.astype(target.dtype, copy=False)
-                if check_finite and not np.isfinite(block.astype("float32", copy=False)).all():
-                    raise ValueError(f"Tensor {self.name} in {self.file} holds NaN or infinity.")
-                target.reshape(rows, *self.shape[1:])[start:stop] = block
-
-            if self.nbytes < _PARALLEL_BYTES:
-                for start in starts:
-                    copy(start)
+            copies = [
+                copy
+                for (start, stop), group in by_rows.items()
+                for copy in self._copies(file, start, stop, group, check_finite)
+            ]
+            if sum(target.size for _, target in parts) * self.dtype.itemsize < _PARALLEL_BYTES:
+                for copy in copies:
+                    copy()
             else:
                 with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-                    list(pool.map(copy, starts))
+                    list(pool.map(lambda copy: copy(), copies))
+
+    def _copies(self, file, start, stop, group, check_finite):
+        """Functions that each copy a block of the rows from `start` to `stop` into the targets of a group."""
+        _, *inner = self.shape or (1,)
+        first, last = 0, 1  # of the columns that are read: the second dimension, with all that lies behind
+        if inner:
+            first, last = min(index[0].start for index, _ in group), max(index[0].stop for index, _ in group)
+            column_bytes = math.prod(inner[1:]) * self.dtype.itemsize
+            if (inner[0] - (last - first)) * column_bytes < _PAGE_BYTES:  # a disk would read what lies between, too
+                first, last = 0, inner[0]
+            inner[0] = last - first
+            group = [((slice(i.start - first, i.stop - first), *rest), target) for (i, *rest), target in group]
+        step = max(1, _BLOCK_BYTES // max(math.prod(inner) * self.dtype.itemsize, 1))
+
+        def copy(begin):
+            end = min(begin + step, stop)
+            block = np.empty((end - begin, *inner), self.dtype)
+            self._read_rows(file, begin, first, block)
+            block = block.astype(group[0][1].dtype, copy=False)
+            if check_finite and not np.isfinite(block.astype("float32", copy=False)).all():
+                raise ValueError(f"Tensor {self.name} in {self.file} holds NaN or infinity.")
+            for index, target in group:
+                target[begin - start : end - start] = block[(slice(None), *index)]
+
+        return [functools.partial(copy, begin) for begin in range(start, stop, step)]
+
+    def _read_rows(self, file, begin, first, block):
+        """Fills a block with rows from `begin` on, of each the columns from `first` on."""
+        view = memoryview(block.reshape(-1).view(np.uint8))
+        row_bytes = self.nbytes // max((self.shape or (1,))[0], 1)
+        wanted = len(view) // max(len(block), 1)
+        offset = self.offset + begin * row_bytes
+        if wanted == row_bytes:
+            pieces = [(view, offset)]
+        else:
+            offset += first * (wanted // max(block.shape[1], 1))
+            pieces = [(view[i * wanted : (i + 1) * wanted], offset + i * row_bytes) for i in range(len(block))]
+        for piece, at in pieces:
+            if _read_at(file.fileno(), piece, at) != len(piece):
+                raise OSError(f"{self.file} ends within tensor {self.name}. Fetch the file again.")
 
     def rows(self, start, stop):
         """Some of its rows, from `start` to `stop`, as a tensor of their own."""
@@ -92,9 +142,17 @@ class StoredTensor:
         """Whether both hold the same values."""
         if self.shape != other.shape:
             return False
-        mine, theirs = np.empty(self.shape, "float32"), np.empty(self.shape, "float32")
-        self.read_into(mine), other.read_into(theirs)
-        return np.array_equal(mine, theirs)
+        rows = self.shape[0] if self.shape else 1
+        step = max(1, _PARALLEL_BYTES // max(1, self.nbytes // max(1, rows))) if self.shape else 1
+        for start in range(0, rows, step):
+            mine, theirs = (
+                tensor.rows(start, min(start + step, rows)) if self.shape else tensor for tensor in (self, other)
+            )
+            values = np.empty((2, *mine.shape), "float32")
+            mine.read_into(values[0]), theirs.read_into(values[1])
+            if not np.array_equal(*values):
+                return False
+        return True
 
 
 def _read_at(descriptor, view, offset):

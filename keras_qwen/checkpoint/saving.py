@@ -18,6 +18,7 @@ from keras_qwen.checkpoint.file_names import (
 )
 from keras_qwen.checkpoint.replacing import replaced_folder
 from keras_qwen.checkpoint.safetensors_files import DTYPES, write_file
+from keras_qwen.ops.processes import written_by_first
 from keras_qwen.parameters import match_variables
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -49,6 +50,12 @@ def save(
     if dtype is not None and str(dtype) not in _BY_NAME:
         raise ValueError(f"dtype={dtype!r} cannot be saved; known are {', '.join(_BY_NAME)}.")
     matched = match_variables(table, variables)
+    if source is not None and not source.folder.is_dir():
+        warnings.warn(
+            f"{source.folder}, from where the model was loaded, is gone: tokenizer and generation settings are not "
+            f"carried over. Pass tokenizer= to save one.",
+            stacklevel=3,
+        )
 
     def stored_dtype(row):
         if dtype is not None:
@@ -61,10 +68,15 @@ def save(
     written = set(dtypes.values())
     name = str(written.pop()) if len(written) == 1 else config.dtype
     config = dataclasses.replace(config, dtype=name)
-    with replaced_folder(folder, stale=_stale) as new:
-        (new / CONFIG_NAME).write_text(json.dumps(config.to_hf(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        _write_weights(new, table, matched, dtypes, limit)
-        _write_companions(new, source, tokenizer, generation_config)
+
+    def write(values):
+        with replaced_folder(folder, stale=_stale) as new:
+            text = json.dumps(config.to_hf(), indent=2, sort_keys=True) + "\n"
+            (new / CONFIG_NAME).write_text(text, encoding="utf-8")
+            _write_weights(new, table, values, dtypes, limit)
+            _write_companions(new, source, tokenizer, generation_config)
+
+    written_by_first([matched[row.path] for row in table], write)
 
 
 def parse_size(size) -> int:
@@ -89,7 +101,7 @@ def _stale(name):
     return name in (CONFIG_NAME, INDEX_NAME, *COMPANION_FILES) or name.endswith(".safetensors")
 
 
-def _write_weights(folder, table, matched, dtypes, limit):
+def _write_weights(folder, table, values, dtypes, limit):
     shards, sizes = [[]], [0]
     for row in table:
         nbytes = row.size * dtypes[row.hf_name].itemsize
@@ -102,7 +114,7 @@ def _write_weights(folder, table, matched, dtypes, limit):
         file = WEIGHTS_NAME if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
         write_file(
             folder / file,
-            [(row.hf_name, dtypes[row.hf_name], row.hf_shape, _stored_form(row, matched[row.path])) for row in rows],
+            [(row.hf_name, dtypes[row.hf_name], row.hf_shape, stored_form(row, values)) for row in rows],
         )
         weight_map |= {row.hf_name: file for row in rows}
     if len(shards) > 1:
@@ -110,19 +122,14 @@ def _write_weights(folder, table, matched, dtypes, limit):
         (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _stored_form(row, variable):
-    return lambda: row.transform.inverse(keras.ops.convert_to_numpy(variable.value))
+def stored_form(row, values):
+    """A function that takes the next of the values, which is that of a row of the table, and returns it as stored."""
+    return lambda: row.transform.inverse(next(values))
 
 
 def _write_companions(folder, source, tokenizer, generation_config):
     """Tokenizer files, chat template and generation settings: byte for byte as they came, unless replaced."""
     copied = [] if source is None else [source.folder / name for name in COMPANION_FILES]
-    if source is not None and not source.folder.is_dir():
-        warnings.warn(
-            f"{source.folder}, from where the model was loaded, is gone: tokenizer and generation settings are not "
-            f"carried over. Pass tokenizer= to save one.",
-            stacklevel=4,
-        )
     for path in copied:
         if path.is_file():
             (folder / path.name).write_bytes(path.read_bytes())

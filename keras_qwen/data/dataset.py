@@ -52,7 +52,7 @@ class ChatDataset(DataAdapter):
             `if __name__ == "__main__":`.
         prefetch: batches made ahead.
         shard_index, shard_count: which of several hosts this one is; together they make global batches of
-            `batch_size * shard_count` rows.
+            `batch_size * shard_count` rows. With a mesh, `distribution.data_shard_id` and `data_shard_count`.
         drop_remainder: whether to leave out rows that do not fill a batch.
         repeat: whether an iteration goes on from epoch to epoch without end; `fit` then needs `steps_per_epoch`.
         bucket_lengths: the lengths of rows without packing; by default an eighth, a quarter and half of
@@ -124,6 +124,7 @@ class ChatDataset(DataAdapter):
         buckets = bucket_lengths_of(bucket_lengths, sequence_length, packing)
         self.batch_size_of_rows = batch_size * (2 if self._preferences else 1)
         self._packing, self._sequence_length, self._prefetch, self._repeat = packing, sequence_length, prefetch, repeat
+        self.shard_count = shard_count
         self._static_length = packing is not None or len(buckets) == 1
         pad = tokenizer.pad_token_id
         self._pad_token_id = 0 if pad is None else pad

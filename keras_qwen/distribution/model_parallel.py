@@ -1,12 +1,16 @@
 """ModelParallel for Qwen: variables by the layout map, activations and the optimizer's state to match."""
 
+import functools
 import importlib
+import zlib
 
 import keras
+import numpy as np
 
 from keras_qwen import keras_private
 from keras_qwen.distribution.layouts import axes_of, layout_map
 from keras_qwen.keras_private import AxesLayout
+from keras_qwen.ops import processes
 from keras_qwen.parameters import is_adapter_path
 from keras_qwen.partitioning import BATCH_AXES, Partition, activation_partition, batch_shards, update_partition
 
@@ -25,6 +29,8 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         self.sequence_parallel, self.shard_optimizer = sequence_parallel, shard_optimizer
         self._backend = importlib.import_module(f"keras_qwen.distribution.placement_{keras.backend.backend()}")
         self._checked = None
+        if idle := [i for i, rows in enumerate(self._rows_of_processes) if not rows]:
+            raise ValueError(f"The mesh {self.mesh} has no device of the processes {idle}: make it of all devices.")
 
     # what Keras asks ---------------------------------------------------------------------------------------------
 
@@ -38,11 +44,53 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         return batch_shards(self.mesh)
 
     def get_data_layout(self, data_shape):
+        parts = self._process_parts
+        if isinstance(data_shape[0], int) and data_shape[0] % parts:
+            share = "" if self.num_processes == 1 else ", as this process's share of it,"
+            raise ValueError(
+                f"A batch of {data_shape[0]} rows cannot be split over the mesh {self.mesh}{share} into {parts} parts: "
+                f"choose a batch_size that is a multiple of {parts}, and leave out the last, smaller batch."
+            )
+        return self._batch_layout(data_shape)
+
+    def _batch_layout(self, data_shape):
         axes = tuple(axis for axis in self.batch_axes if self.mesh[axis] > 1) or None
         return self._layout([axes, *[None] * (len(data_shape) - 1)])
 
     def get_tensor_layout(self, path):
         return None  # the layers say themselves what they compute: `place`
+
+    # who has which rows of a batch --------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _rows_of_processes(self):
+        """For each process, which of a batch's `num_model_replicas` parts its devices hold."""
+        parts = self.num_model_replicas
+        if keras.backend.backend() != "jax" or self.num_processes == 1:
+            return [tuple(range(parts))]
+        return self._backend.parts_of_processes(self._batch_layout((parts,)), parts)
+
+    @property
+    def _process_parts(self):
+        return len(self._rows_of_processes[self._process_id])
+
+    def local_rows(self, rows):
+        """Which rows of a batch of so many rows this process's devices hold: an array of their numbers."""
+        return (
+            np.arange(rows)
+            .reshape(self.num_model_replicas, -1)[list(self._rows_of_processes[self._process_id])]
+            .ravel()
+        )
+
+    @property
+    def data_shard_id(self):
+        """Which share of the data this process needs, from 0; processes that hold the same rows need the same one."""
+        return sorted(set(self._rows_of_processes)).index(self._rows_of_processes[self._process_id])
+
+    @property
+    def data_shard_count(self):
+        """How many different shares of the data the processes need."""
+        return len(set(self._rows_of_processes))
 
     # what the layers and the training step ask -------------------------------------------------------------------
 
@@ -91,6 +139,10 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         layouts = [self.update_layout(variable) for variable in variables]
         with keras_private.layouts_for_state(variables, layouts):
             optimizer.build(variables)
+
+    def constrained_whole(self, tensor):
+        """A tensor, all of it on every device."""
+        return self._backend.constrained(tensor, self._layout((None,) * len(tensor.shape)))
 
     def constrained(self, values, layouts):
         """Tensors, each split as its layout says."""
@@ -177,6 +229,16 @@ def model_parallel(config, mesh, *, sequence_parallel=False, shard_optimizer=Fal
         >>> model = kq.QwenCausalLM.from_pretrained("Qwen/Qwen2.5-32B-Instruct", dtype="mixed_bfloat16", remat="block")
     """
     layouts = mesh if isinstance(mesh, keras.distribution.LayoutMap) else layout_map(config, mesh)
+    processes.check_same(
+        "config, mesh or options of model_parallel",
+        {
+            **config.to_hf(),
+            "mesh": list(getattr(layouts, "mesh", {}).items()),
+            "sequence_parallel": sequence_parallel,
+            "shard_optimizer": shard_optimizer,
+            "checksum of the layouts": zlib.crc32(str([(rule, layouts[rule].axes) for rule in layouts]).encode()),
+        },
+    )
     if getattr(layouts, "config", config) != config:
         raise ValueError("This layout map was made for another config.")
     return QwenModelParallel(layouts, sequence_parallel=sequence_parallel, shard_optimizer=shard_optimizer)

@@ -32,6 +32,13 @@ _moved.defvjp(
 )
 
 
+def parts_of_processes(layout, parts):
+    found = [set() for _ in range(jax.process_count())]
+    for device, (rows,) in layout.backend_layout.devices_indices_map((parts,)).items():
+        found[device.process_index].update(range(*rows.indices(parts)))
+    return [tuple(sorted(one)) for one in found]
+
+
 def _traced(tensor):
     return isinstance(tensor, jax.core.Tracer)
 

@@ -12,11 +12,13 @@ from keras_qwen.config import QwenConfig
 from keras_qwen.keras_private import deferred_initialization
 from keras_qwen.models.freezing import FreezingMethods
 from keras_qwen.models.quantizing import QuantizationMethods, quantized_policy
+from keras_qwen.ops import processes
 from keras_qwen.ops.attention import choose_implementation
 from keras_qwen.ops.attention_backend import backend_module
-from keras_qwen.ops.placement import check_model
+from keras_qwen.ops.placement import check_model, whole
 from keras_qwen.parameters import is_adapter_path, parameter_table, quantized_table
-from keras_qwen.training.fitting import prepared_fit
+from keras_qwen.training.fitting import all_arguments, prepared_fit, training_settings
+from keras_qwen.training.mesh_batches import on_mesh
 
 INPUT_NAMES = ("token_ids", "padding_mask", "segment_ids", "position_ids")
 
@@ -63,16 +65,36 @@ class QwenModel(QuantizationMethods, FreezingMethods, keras.Model):
     def fit(self, x=None, *args, **kwargs):
         self._check_arrays(x)
         fit = super().fit
-        with prepared_fit(self, fit, x, *args, **kwargs) as arguments:
+        with prepared_fit(self, fit, x, *args, **kwargs) as arguments, processes.explained():
+            arguments = on_mesh(arguments, fill=self._weighs_rows)
+            processes.check_same("what they train", training_settings(self, arguments))
             return fit(**arguments)
 
     def evaluate(self, x=None, *args, **kwargs):
         self._check_arrays(x)
-        return super().evaluate(x, *args, **kwargs)
+        evaluate = super().evaluate
+        with processes.explained():
+            return evaluate(**on_mesh(all_arguments(evaluate, x, *args, **kwargs), fill=self._weighs_rows))
 
     def predict(self, x, *args, **kwargs):
         self._check_arrays(x)
-        return super().predict(x, *args, **kwargs)
+        predict = super().predict
+        arguments = on_mesh(all_arguments(predict, x, *args, **kwargs), fill=True)
+        with processes.explained():
+            outputs = predict(**arguments)
+        filled = any(not real.all() for real in getattr(arguments["x"], "real", ()))  # with rows, for the mesh
+        return outputs[np.concatenate(arguments["x"].real)[: len(outputs)]] if filled else outputs
+
+    def predict_step(self, *args):
+        outputs = super().predict_step(*args)
+        if processes.count() > 1:  # with the state, on JAX
+            outputs = (whole(outputs[0]), *outputs[1:])
+        return outputs
+
+    @property
+    def _weighs_rows(self):
+        """Whether rows of weight 0 do not change what is trained: not so with a loss of Keras's, a mean over rows."""
+        return getattr(self, "_step", None) is not None
 
     def _check_arrays(self, x):
         check_model(self)

@@ -52,6 +52,11 @@ def for_each_device(attend, query, key, value, *segments):
     return spread(attend, query, key, value, *segments)
 
 
+def whole(tensor):
+    """The tensor with all of it on every device of the active distribution."""
+    return keras.distribution.distribution().constrained_whole(tensor)
+
+
 def build_optimizer(optimizer, variables):
     """Builds an optimizer, its state split as the active distribution wants it."""
     getattr(keras.distribution.distribution(), "build_optimizer", type(optimizer).build)(optimizer, variables)

@@ -11,6 +11,7 @@ A callback of this package may have, besides Keras's methods:
 
 import contextlib
 import inspect
+import math
 
 import keras
 
@@ -23,9 +24,7 @@ def prepared_fit(model, fit, *args, **kwargs):
         model: the model.
         fit: Keras's own `fit`, whose signature `args` and `kwargs` follow.
     """
-    bound = inspect.signature(fit).bind(*args, **kwargs)
-    bound.apply_defaults()
-    arguments = dict(bound.arguments)
+    arguments = all_arguments(fit, *args, **kwargs)
     if isinstance(arguments["callbacks"], keras.callbacks.CallbackList):  # of someone who sees to all of it himself
         yield arguments
         return
@@ -44,6 +43,29 @@ def prepared_fit(model, fit, *args, **kwargs):
         for callback in callbacks:
             if hasattr(callback, "after_fit"):
                 callback.after_fit()
+
+
+def all_arguments(function, *args, **kwargs) -> dict:
+    """What a function is called with, its defaults included, by name."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    return arguments | arguments.pop("kwargs", {})
+
+
+def training_settings(model, arguments) -> dict:
+    """What has to be the same in all processes that train one model, for them to wait for each other."""
+    names = ("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "validation_freq", "validation_steps")
+    return {
+        **{name: arguments[name] for name in names},
+        "number of batches": getattr(arguments["x"], "num_batches", None),
+        "validation": arguments["validation_data"] is not None,
+        "dtype": model.dtype_policy.name,
+        "trained weights": [len(model.trainable_variables), sum(math.prod(v.shape) for v in model.trainable_variables)],
+        "optimizer": None if model.optimizer is None else keras.optimizers.serialize(model.optimizer)["config"],
+        "micro_batch_size": getattr(getattr(model, "_step", None), "micro_batch_size", None),
+        "remat": model.remat,
+    }
 
 
 def fit(model, *args, **kwargs):

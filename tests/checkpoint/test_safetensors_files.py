@@ -1,6 +1,9 @@
 """Safetensors files: what is read and written is what the safetensors library reads and writes."""
 
+import itertools
 import json
+import math
+import os
 import struct
 
 import ml_dtypes
@@ -225,3 +228,30 @@ def test_equals(tmp_path):
     found = read_folder(tmp_path)
     assert found["a"].equals(found["same"])
     assert not found["a"].equals(found["changed"]) and not found["a"].equals(found["other"])
+
+
+@pytest.mark.parametrize("shape", [(12, 8), (6, 3000), (8,), (4, 6, 5)])
+def test_parts_are_read_once_and_nothing_else(shape, tmp_path, monkeypatch):
+    stored = np.arange(math.prod(shape), dtype="float32").reshape(shape)
+    write_file(tmp_path / "a.safetensors", [("x", np.dtype("float32"), shape, lambda: stored)])
+    tensor = read_header(tmp_path / "a.safetensors")["x"]
+    preadv, read = os.preadv, []
+    monkeypatch.setattr(os, "preadv", lambda *call: read.append(len(call[1][0])) or preadv(*call))
+    halves = [[slice(0, size // 2), slice(size // 2, size)] for size in shape]
+    for cut in itertools.product([False, True], repeat=len(shape)):
+        indices = list(
+            itertools.product(*([*h] if c else [slice(0, n)] for h, c, n in zip(halves, cut, shape, strict=True)))
+        )
+        parts = [(index, np.zeros_like(stored[index])) for index in indices]
+        del read[:]
+        tensor.read_parts(parts)
+        for index, target in parts:
+            np.testing.assert_array_equal(target, stored[index])
+        assert sum(read) == stored.nbytes
+    index = (halves[0][1], *([halves[1][1]] if len(shape) > 1 else []), *[slice(0, n) for n in shape[2:]])
+    target = np.zeros(stored[index].shape[::-1], "float32")
+    del read[:]
+    tensor.read_parts([(index, target.T)])  # one part alone, into a strided view
+    np.testing.assert_array_equal(target.T, stored[index])
+    # Of short rows, what lies between is read with them; of rows longer than a disk's page, it is not.
+    assert sum(read) == (target.nbytes if len(shape) == 1 or shape == (6, 3000) else 4 * stored[halves[0][1]].size)
