@@ -132,8 +132,10 @@ def _moments(setup):
     held = _held(setup)
     kept = _Activations(setup, held.copies)
     always = {"weights": held.weights, "optimizer": held.optimizer}
-    # The head's gradient is summed in the loop over chunks and handed on as another array; of a mesh's parts, reduced.
-    summed = (3 if batch_shards(setup.mesh) > 1 else 2) * held.head_gradient
+    # The head's gradient is summed in the loop over chunks and handed on as another array; of a mesh's parts, reduced
+    # into a third. The same goes for that of embeddings of their own, to which rows are added one by one.
+    arrays = 3 if batch_shards(setup.mesh) > 1 else 2
+    summed = arrays * held.head_gradient
     # On one device an update follows its gradient at once. Gradients that are still to be reduced are all there first.
     waiting = held.gradients if setup.devices > 1 else held.head_gradient
     added_up = held.gradients if setup.micro_batch_size else 0
@@ -153,7 +155,7 @@ def _moments(setup):
             working_set=kept.block_working,
             collectives=held.gathered_block,
         ),
-        "update": dict(gradients=waiting, working_set=held.embedding_working + kept.residual),
+        "update": dict(gradients=waiting, working_set=arrays * held.embedding_working + kept.residual),
     }
     for moment in moments.values():
         moment["gradients"] += added_up

@@ -64,6 +64,7 @@ class QwenModel(QuantizationMethods, FreezingMethods, keras.Model):
 
     def fit(self, x=None, *args, **kwargs):
         self._check_arrays(x)
+        self.prepare_optimizer()  # before Keras does, which knows less of how its state is to be split
         fit = super().fit
         with prepared_fit(self, fit, x, *args, **kwargs) as arguments, processes.explained():
             arguments = on_mesh(arguments, fill=self._weighs_rows)

@@ -102,11 +102,17 @@ class FreezingMethods(RetracedFunctions):
                 variable.trainable = variable.path not in frozen
 
     def make_train_function(self, force=False):
-        self._prepare_optimizer()
+        self.prepare_optimizer()
         return super().make_train_function(force)
 
-    def _prepare_optimizer(self):
-        """The optimizer is built before a step is traced (TensorFlow traces one that makes variables twice)."""
+    def train_on_batch(self, *args, **kwargs):
+        self.prepare_optimizer()
+        return super().train_on_batch(*args, **kwargs)
+
+    def prepare_optimizer(self):
+        """Builds the optimizer before a step is traced (TensorFlow traces one that makes variables twice)."""
+        if not self.compiled:
+            return  # Keras says so
         variables = self.trainable_variables
         if not variables:
             raise ValueError(f"Nothing is trainable. {self.why_nothing_is_trained()}")
