@@ -143,7 +143,7 @@ report(
 def test_bad_input(on_devices, reference_folder):
     [found] = on_devices(WRONG, folder=str(reference_folder("qwen2_tied")))
     assert "made before this distribution was set" in found["before"]
-    assert "match no variable: layers_9/.*" in found["typo"]
+    assert "match no variable of the model: layers_9/.*" in found["typo"]
     assert "matches no rule" in found["missing"] and "norm/scale" in found["missing"]
     assert "changed after the model was made" in found["later"]
     assert "another config" in found["config"]
