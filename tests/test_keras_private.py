@@ -1,10 +1,13 @@
 """Fails loudly when Keras changes what `keras_private.py` relies on."""
 
+import random
+
 import keras
 import numpy as np
 import pytest
 
 from keras_qwen import keras_private
+from keras_qwen.backend import concrete_value
 
 
 def small_layer():
@@ -135,3 +138,54 @@ def test_fit_takes_a_data_adapter_as_it_is():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
     model.compile(loss="mse")
     assert model.evaluate(Batches(), verbose=0) == 10.0
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="only there does Keras compile initialisers")
+def test_on_a_mesh_an_initialiser_gets_the_sharding_and_is_not_traced(monkeypatch):
+    from keras.src.backend.jax import core
+
+    monkeypatch.setattr(core, "should_shard_at_init", lambda *_: True)  # as for a large variable
+    found = []
+
+    def initializer(shape, dtype=None, sharding=None):
+        found.append((sharding, concrete_value(keras.ops.ones(()))))
+        return keras.ops.full(shape, 7.0, dtype)
+
+    mesh = keras.distribution.DeviceMesh((1,), ("data",), keras.distribution.list_devices()[:1])
+    with keras.distribution.DataParallel(device_mesh=mesh).scope(), keras_private.deferred_initialization():
+        layer = small_layer()
+        keras_private.set_initializer(layer.kernel, initializer)
+    [(sharding, one)] = found
+    assert one == 1.0  # a traced initialiser would not know
+    assert sharding == keras_private.sharding_of(layer.kernel)
+    assert layer.kernel.value.sharding.is_equivalent_to(sharding, 2)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(layer.kernel), np.full((2, 3), 7.0))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="values are let go of on JAX only")
+def test_a_released_variable_takes_another_value():
+    variable = keras.Variable(np.ones((2, 3), "float32"))
+    keras_private.release(variable)
+    variable.assign(np.full((2, 3), 5.0, "float32"))
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), np.full((2, 3), 5.0))
+    assert keras_private.sharding_of(variable) is None
+
+
+def test_a_data_adapter_gives_the_batches_of_fit():
+    x = np.arange(10.0).reshape(5, 2)
+    adapter = keras_private.data_adapter({"a": x}, x[:, 0], None, 2, None, False, None)
+    assert (adapter.num_batches, adapter.batch_size, adapter.partial_batch_size) == (3, 2, 1)
+    inputs, labels = next(iter(adapter.get_numpy_iterator()))
+    np.testing.assert_array_equal(inputs["a"], x[:2])
+    np.testing.assert_array_equal(labels, x[:2, 0])
+
+
+def test_whether_a_seed_was_set_is_known(monkeypatch):
+    assert not keras_private.is_seeded()
+    state = random.getstate(), np.random.get_state()
+    monkeypatch.setattr(
+        "keras.src.utils.rng_utils.tf", type("NoTensorFlow", (), {"available": False})
+    )  # slow to import
+    keras.utils.set_random_seed(1)
+    assert keras_private.is_seeded()
+    random.setstate(state[0]), np.random.set_state(state[1])

@@ -41,16 +41,6 @@ report(losses=losses, logits=[list(logits.shape), float(np.abs(logits).sum())])
 if not arguments["stop"]:
     model.save_pretrained(arguments["out"] + "/saved")
     report(evaluated=model.evaluate(inputs, ids[:, 1:], sample_weight=weights, batch_size=8, verbose=0))
-    small = kq.QwenConfig(
-        model_type="qwen2", vocab_size=280, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=4, num_key_value_heads=2,
-    )
-    distribution = kq.distribution.model_parallel(small, arguments["mesh"])
-    keras.distribution.set_distribution(distribution)
-    model = kq.QwenCausalLM(small, dtype="float32")
-    for variable in model.weights:
-        variable.assign(rng.normal(scale=0.3, size=variable.shape).astype("float32"))
-    model.compile("sgd")
     tokenizer = kq.QwenTokenizer.train(["one two three four five six seven"], 270)
     records = [{"text": f"one two three {word}"} for word in ("four", "five", "six", "seven") * 3]
     of_chats = []
@@ -65,15 +55,15 @@ if not arguments["stop"]:
 """
 
 
-def test_two_processes_train_as_one_does_and_one_goes_on(on_devices, reference_folder, tmp_path):
-    settings = dict(folder=str(reference_folder("qwen2")), mesh={"fsdp": 2, "model": 2, "data": 2})
+def test_two_processes_train_as_one_does_and_one_goes_on(on_devices, small_checkpoint, tmp_path):
+    settings = dict(folder=small_checkpoint, mesh={"fsdp": 2, "model": 2, "data": 2})
     [one] = on_devices(TRAINING, out=str(tmp_path / "one"), stop=0, **settings)
     two = on_devices(TRAINING, devices=4, processes=2, out=str(tmp_path / "two"), stop=0, **settings)
     assert len(one["losses"]) == 6
     for each in two:
         for name in ("losses", "evaluated", "of_chats"):
             np.testing.assert_allclose(each[name], one[name], rtol=1e-5)
-        assert each["logits"][0] == one["logits"][0] == [22, 16, 157]
+        assert each["logits"][0] == one["logits"][0] == [22, 16, 280]
         np.testing.assert_allclose(each["logits"][1], one["logits"][1], rtol=1e-5)
     np.testing.assert_allclose(one["of_chats"][0], one["of_chats"][1], rtol=1e-5)
     for name in ("saved", "run/best"):
@@ -111,8 +101,8 @@ model.fit({"token_ids": ids[:, :-1]}, ids[:, 1:], batch_size=8, epochs=1000, ver
 """
 
 
-def test_a_process_that_is_killed_stops_the_other(on_devices, reference_folder):
-    folder = str(reference_folder("qwen2"))
+def test_a_process_that_is_killed_stops_the_other(on_devices, small_checkpoint):
+    folder = small_checkpoint
     lives, dies = on_devices(DYING, devices=4, processes=2, check=False, folder=folder)
     assert dies["returncode"] == -signal.SIGKILL
     assert time.time() - dies["died"] < 60
@@ -164,8 +154,8 @@ report(after=model.evaluate({"token_ids": ids[:, :-1]}, ids[:, 1:], batch_size=8
 """
 
 
-def test_differences_and_failures_are_everyones(on_devices, reference_folder, tmp_path):
-    settings = dict(folder=str(reference_folder("qwen2")), file=str(tmp_path / "file"))
+def test_differences_and_failures_are_everyones(on_devices, small_checkpoint, tmp_path):
+    settings = dict(folder=small_checkpoint, file=str(tmp_path / "file"))
     for i, found in enumerate(on_devices(DIFFERING, devices=4, processes=2, **settings)):
         assert "rms_norm_eps: 1e-06 in process 0, 1e-05 in process 1" in found["config"]
         assert "mesh: [['data', 8]] in process 0, [['fsdp', 8]] in process 1" in found["mesh"]
