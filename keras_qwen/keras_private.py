@@ -144,6 +144,10 @@ class AxesLayout(keras.distribution.TensorLayout):
         if len(set(named)) != len(named):
             raise ValueError(f"A mesh axis splits one dimension at most; in {self._axes} one splits several.")
 
+    def whole(self):
+        """The layout of the same mesh that splits nothing."""
+        return AxesLayout([None] * len(self.axes), self.device_mesh)
+
 
 def layout_of(variable):
     """The layout that a variable was made with; None without a distribution."""

@@ -5,7 +5,7 @@ import importlib
 import keras
 
 from keras_qwen import keras_private
-from keras_qwen.distribution.layouts import axes_of, layout_map
+from keras_qwen.distribution.layouts import axes_of, layout_map, supported
 from keras_qwen.keras_private import AxesLayout
 from keras_qwen.parameters import is_adapter_path
 from keras_qwen.partitioning import BATCH_AXES, Partition, activation_partition, batch_shards, update_partition
@@ -24,6 +24,7 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         super().__init__(layout_map=layouts, batch_dim_name=layouts.device_mesh.axis_names[0])
         self.sequence_parallel, self.shard_optimizer = sequence_parallel, shard_optimizer
         self._backend = importlib.import_module(f"keras_qwen.distribution.placement_{keras.backend.backend()}")
+        self._backend.prepare(self.mesh)
         self._checked = None
 
     # what Keras asks ---------------------------------------------------------------------------------------------
@@ -38,8 +39,12 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         return batch_shards(self.mesh)
 
     def get_data_layout(self, data_shape):
-        axes = tuple(axis for axis in self.batch_axes if self.mesh[axis] > 1) or None
-        return self._layout([axes, *[None] * (len(data_shape) - 1)])
+        axes = tuple(axis for axis in self.batch_axes if self.mesh[axis] > 1)
+        return self._layout([axes[0] if len(axes) == 1 else axes or None, *[None] * (len(data_shape) - 1)])
+
+    def variable_layout(self, path, rank):
+        """How a variable that is being made lies; what no rule is for, whole on each device."""
+        return self.layouts[path] or self._layout([None] * rank)
 
     def get_tensor_layout(self, path):
         return None  # the layers say themselves what they compute: `place`
@@ -62,9 +67,8 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         """How the moments of a variable, and the computation of its update, are split."""
         layout = keras_private.layout_of(variable)
         own = Partition(tuple(axes if isinstance(axes, tuple) else (axes,) if axes else () for axes in layout.axes))
-        return self._layout(
-            axes_of(update_partition(own, tuple(variable.shape), self.mesh, shard_optimizer=self.shard_optimizer))
-        )
+        chosen = update_partition(own, tuple(variable.shape), self.mesh, shard_optimizer=self.shard_optimizer)
+        return self._layout(axes_of(supported(chosen)))
 
     def build_optimizer(self, optimizer, variables):
         """Builds an optimizer whose state is split as `update_layout` says, never larger on a device on the way."""
@@ -72,9 +76,18 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         with keras_private.layouts_for_state(variables, layouts):
             optimizer.build(variables)
 
+    def check_optimizer(self, optimizer):
+        """Raises ValueError for an optimizer that the backend cannot run on a mesh."""
+        self._backend.check_optimizer(optimizer)
+
     def constrained(self, values, layouts):
         """Tensors, each split as its layout says."""
         return [self._backend.constrained(value, layout) for value, layout in zip(values, layouts, strict=True)]
+
+    def step_function(self, model, step, trains):
+        """See `keras_qwen.ops.placement.step_function`."""
+        make = getattr(self._backend, "step_function", None)
+        return None if make is None else make(self, model, step, trains)
 
     def check_model(self, model):
         """Raises ValueError where a model does not lie on this mesh by exactly one rule for each variable."""

@@ -11,17 +11,18 @@ from keras_qwen.checkpoint import hub, loading, saving
 from keras_qwen.config import QwenConfig
 from keras_qwen.keras_private import deferred_initialization
 from keras_qwen.models.freezing import FreezingMethods
+from keras_qwen.models.mesh_functions import MeshFunctions
 from keras_qwen.models.quantizing import QuantizationMethods, quantized_policy
 from keras_qwen.ops.attention import choose_implementation
 from keras_qwen.ops.attention_backend import backend_module
-from keras_qwen.ops.placement import check_model
+from keras_qwen.ops.placement import check_model, on_dtensor, placed
 from keras_qwen.parameters import is_adapter_path, parameter_table, quantized_table
 from keras_qwen.training.fitting import prepared_fit
 
 INPUT_NAMES = ("token_ids", "padding_mask", "segment_ids", "position_ids")
 
 
-class QwenModel(QuantizationMethods, FreezingMethods, keras.Model):
+class QwenModel(QuantizationMethods, FreezingMethods, MeshFunctions, keras.Model):
     """A functional Keras model with optional inputs, a changeable `remat`, and Hugging Face checkpoints.
 
     Subclasses set `config`, `attention` and `blocks`; `has_head` says whether there is a language-model head.
@@ -56,6 +57,8 @@ class QwenModel(QuantizationMethods, FreezingMethods, keras.Model):
                 raise ValueError(f"{name} has shape {tuple(inputs[name].shape)}, token_ids {shape}.")
         self._warn_if_too_long(shape[1])
         check_token_ids(inputs["token_ids"], self.config.vocab_size)
+        if on_dtensor():  # what is given to a call lies on the host
+            inputs = {name: x if x is None else placed(x, "batch", "length") for name, x in inputs.items()}
         return inputs
 
     # Inside their compiled functions ids are not known any more, so arrays are checked before.

@@ -50,6 +50,26 @@ def constrained(values, layouts):
     return values if layouts is None else keras.distribution.distribution().constrained(values, layouts)
 
 
+def step_function(model, step, *, trains=False):
+    """A step of a model in the form that `fit`, `evaluate` or `predict` call, made by the active distribution.
+
+    Args:
+        model: the model.
+        step: its `train_step`, `test_step` or `predict_step`.
+        trains: whether it is the first of them.
+
+    Returns:
+        A function of an iterator over batches; None where Keras's own does.
+    """
+    make = getattr(keras.distribution.distribution(), "step_function", None)
+    return None if make is None else make(model, step, trains)
+
+
+def on_dtensor():
+    """Whether tensors lie on a mesh of TensorFlow's DTensor, which splits less kinds of operations than XLA does."""
+    return keras.backend.backend() == "tensorflow" and hasattr(keras.distribution.distribution(), "place")
+
+
 def check_model(model):
     """Raises ValueError where the active distribution is not made for a model."""
     check = getattr(keras.distribution.distribution(), "check_model", None)

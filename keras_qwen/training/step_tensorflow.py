@@ -6,6 +6,7 @@ import functools
 import tensorflow as tf
 
 from keras_qwen.ops.linear_cross_entropy import TokenLoss
+from keras_qwen.ops.placement import constrained, update_layouts
 from keras_qwen.training.adam_tensorflow import in_place
 from keras_qwen.training.step import add, zero_sums
 
@@ -37,9 +38,11 @@ def train_step(step, model, data):
         _, gradients, sums = _loop(micro, accumulate, zeros, tuple(zero_sums()))
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
         sums = TokenLoss(*sums)
+    layouts = update_layouts(variables)
+    gradients = constrained(gradients, layouts)
     logs = step.report(model, step.unscaled(model.optimizer, sums, weight_sum), gradients, unscaled)
     # XLA makes one loop of an update by itself.
-    update = contextlib.nullcontext() if model.jit_compile else in_place(model.optimizer, variables)
+    update = contextlib.nullcontext() if model.jit_compile or layouts else in_place(model.optimizer, variables)
     with update:
         model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
     return logs

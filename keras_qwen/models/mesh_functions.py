@@ -1,0 +1,31 @@
+"""MeshFunctions: what `fit`, `evaluate` and `predict` call, where the distribution makes it and not Keras."""
+
+from keras_qwen.ops.placement import step_function
+
+
+class MeshFunctions:
+    """Mixin of `QwenModel`, in front of `keras.Model`: a distribution may have another way to run a step."""
+
+    def make_train_function(self, force=False):
+        made = step_function(self, self.train_step, trains=True)
+        if made is None:
+            return super().make_train_function(force)
+        if self.train_function is None or force:
+            self.train_function = made
+        return self.train_function
+
+    def make_test_function(self, force=False):
+        made = step_function(self, self.test_step)
+        if made is None:
+            return super().make_test_function(force)
+        if self.test_function is None or force:
+            self.test_function = made
+        return self.test_function
+
+    def make_predict_function(self, force=False):
+        made = step_function(self, self.predict_step)
+        if made is None:
+            return super().make_predict_function(force)
+        if self.predict_function is None or force:
+            self.predict_function = lambda batches: made(iter(batches))
+        return self.predict_function
