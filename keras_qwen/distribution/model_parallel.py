@@ -76,6 +76,10 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         with keras_private.layouts_for_state(variables, layouts):
             optimizer.build(variables)
 
+    def on_host(self, tensor):
+        """See `keras_qwen.ops.placement.on_host`."""
+        return self._backend.on_host(tensor)
+
     def check_optimizer(self, optimizer):
         """Raises ValueError for an optimizer that the backend cannot run on a mesh."""
         self._backend.check_optimizer(optimizer)

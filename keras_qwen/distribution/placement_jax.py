@@ -19,6 +19,11 @@ def _traced(tensor):
     return isinstance(tensor, jax.core.Tracer)
 
 
+def on_host(tensor):
+    """The tensor as a numpy array."""
+    return jax.device_get(tensor)
+
+
 def product(multiply, inputs, weight, split, whole):
     """`multiply(inputs, weight)` with the weight gathered to `whole`, its gradient scattered to `split`.
 

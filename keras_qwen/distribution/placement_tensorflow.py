@@ -7,6 +7,7 @@ DTensor splits a dimension over one axis of a mesh. So a mesh has `data` or `fsd
 import keras
 import tensorflow as tf
 
+from keras_qwen.distribution.mesh_tensorflow import gathered as on_host  # noqa: F401
 from keras_qwen.distribution.mesh_tensorflow import layout_of, spread, use_mesh_variables
 from keras_qwen.distribution.steps_tensorflow import step_function as step_function
 from keras_qwen.ops.recompute import after

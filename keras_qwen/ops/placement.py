@@ -65,6 +65,11 @@ def step_function(model, step, *, trains=False):
     return None if make is None else make(model, step, trains)
 
 
+def on_host(tensor):
+    """A tensor of the active distribution as a numpy array."""
+    return keras.distribution.distribution().on_host(tensor)
+
+
 def on_dtensor():
     """Whether tensors lie on a mesh of TensorFlow's DTensor, which splits less kinds of operations than XLA does."""
     return keras.backend.backend() == "tensorflow" and hasattr(keras.distribution.distribution(), "place")
