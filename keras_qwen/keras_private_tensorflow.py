@@ -65,6 +65,11 @@ def deferred_assignments():
         variable.assign(scope.get_current_value(variable))
 
 
+def build_metrics(model, batch):
+    """Makes the variables of the metrics given to `compile`, which Keras does in the first step it traces."""
+    model._symbolic_build(data_batch=batch)
+
+
 @contextlib.contextmanager
 def recorded_gradients(optimizer):
     """Inside, the optimizer updates nothing; yields the list that the gradients given to it go into."""
@@ -74,6 +79,17 @@ def recorded_gradients(optimizer):
         yield gradients
     finally:
         del optimizer.apply_gradients
+
+
+@contextlib.contextmanager
+def summed_gradients(optimizer):
+    """Inside, the optimizer does not sum gradients over the replicas of a `tf.distribute` strategy."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    optimizer._all_reduce_sum_gradients = lambda pairs: pairs
+    try:
+        yield
+    finally:
+        vars(optimizer).pop("_all_reduce_sum_gradients", None)  # the replicas are threads, of which one was first
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from keras_qwen.distribution.mesh_tensorflow import gathered, layout_of, spread
-from keras_qwen.keras_private_tensorflow import deferred_assignments, recorded_gradients
+from keras_qwen.keras_private_tensorflow import build_metrics, deferred_assignments, recorded_gradients
 
 
 def step_function(distribution, model, step, trains):
@@ -22,7 +22,10 @@ def step_function(distribution, model, step, trains):
             batch = next(iterator, None)
             if batch is None:
                 break
-            outputs = compiled(on_mesh(distribution, batch))
+            batch = on_mesh(distribution, batch)
+            if model.compiled:
+                build_metrics(model, batch)
+            outputs = compiled(batch)
         if outputs is None:
             raise StopIteration
         return tf.nest.map_structure(_on_host, outputs)

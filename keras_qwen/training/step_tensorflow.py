@@ -8,13 +8,14 @@ import tensorflow as tf
 from keras_qwen.ops.linear_cross_entropy import TokenLoss
 from keras_qwen.ops.placement import constrained, update_layouts
 from keras_qwen.training.adam_tensorflow import in_place
+from keras_qwen.training.replicas_tensorflow import shared, summed, summed_once
 from keras_qwen.training.step import add, zero_sums
 
 
 def train_step(step, model, data):
     unscaled = step.batch(model, data)
-    weight_sum = tf.reduce_sum(unscaled[2])
-    batch = step.scaled(model.optimizer, unscaled)
+    weight_sum = summed(tf.reduce_sum(unscaled[2]))
+    batch = step.scaled(model.optimizer, unscaled, weight_sum)
     variables = model.trainable_weights
 
     def gradients_and_sums(batch):
@@ -39,11 +40,12 @@ def train_step(step, model, data):
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
         sums = TokenLoss(*sums)
     layouts = update_layouts(variables)
-    gradients = constrained(gradients, layouts)
-    logs = step.report(model, step.unscaled(model.optimizer, sums, weight_sum), gradients, unscaled)
+    gradients = summed(constrained(gradients, layouts))
+    sums = shared(step.unscaled(model.optimizer, TokenLoss(*summed(tuple(sums))), weight_sum))
+    logs = step.report(model, sums, gradients, unscaled)
     # XLA makes one loop of an update by itself.
     update = contextlib.nullcontext() if model.jit_compile or layouts else in_place(model.optimizer, variables)
-    with update:
+    with update, summed_once(model.optimizer):
         model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
     return logs
 
@@ -52,13 +54,17 @@ def test_step(step, model, data):
     batch = step.batch(model, data)
     micro = step.micro_batches(batch, training=False)
     if micro is None:
-        return step.report(model, step.token_loss(*batch, training=False))
+        return _tested(step, model, step.token_loss(*batch, training=False))
 
     def accumulate(i, sums):
         return i + 1, tuple(add(TokenLoss(*sums), step.token_loss(*_part(micro, i), training=False)))
 
     _, sums = _loop(micro, accumulate, tuple(zero_sums()))
-    return step.report(model, TokenLoss(*sums))
+    return _tested(step, model, sums)
+
+
+def _tested(step, model, sums):
+    return step.report(model, shared(TokenLoss(*summed(tuple(sums)))))
 
 
 def _part(micro, i):
