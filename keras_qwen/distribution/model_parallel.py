@@ -76,6 +76,11 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         with keras_private.layouts_for_state(variables, layouts):
             optimizer.build(variables)
 
+    def compiled(self, function):
+        """See `keras_qwen.ops.placement.compiled`."""
+        make = getattr(self._backend, "compiled", None)
+        return None if make is None else make(function, self.device_mesh)
+
     def on_host(self, tensor):
         """See `keras_qwen.ops.placement.on_host`."""
         return self._backend.on_host(tensor)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_qwen.distribution.mesh_tensorflow import gathered as on_host  # noqa: F401
 from keras_qwen.distribution.mesh_tensorflow import layout_of, spread, use_mesh_variables
 from keras_qwen.distribution.steps_tensorflow import step_function as step_function
+from keras_qwen.keras_private import AxesLayout
 from keras_qwen.ops.recompute import after
 
 
@@ -59,6 +60,20 @@ def product(multiply, inputs, weight, split, whole):
         return multiply(inputs, constrained(weight, whole)), backward
 
     return run(inputs, weight)
+
+
+def compiled(function, device_mesh):
+    """A function as a graph: called at once, it would have to bring every constant onto the mesh itself.
+
+    Its results are whole on each device, so that they can be read as numpy arrays.
+    """
+    if not tf.executing_eagerly():
+        return None
+
+    def whole(x):
+        return constrained(x, AxesLayout([None] * len(x.shape), device_mesh))
+
+    return tf.function(lambda *inputs: tf.nest.map_structure(whole, function(*inputs)), autograph=False)
 
 
 def check_optimizer(optimizer):

@@ -1,10 +1,23 @@
 """MeshFunctions: what `fit`, `evaluate` and `predict` call, where the distribution makes it and not Keras."""
 
-from keras_qwen.ops.placement import step_function
+from keras_qwen.ops.placement import compiled, step_function
 
 
 class MeshFunctions:
     """Mixin of `QwenModel`, in front of `keras.Model`: a distribution may have another way to run a step."""
+
+    _call_graph = None
+
+    def called(self, call, inputs, training):
+        """`call(inputs, training=training)`, on a mesh that needs it as a graph, which is kept for the next time."""
+        made = compiled(lambda inputs: call(inputs, training=training))
+        if made is None:
+            return call(inputs, training=training)
+        if training:  # whose dropout draws other numbers each time
+            return made(inputs)
+        if self.has_changed("call") or self._call_graph is None:
+            self._call_graph = made
+        return self._call_graph(inputs)
 
     def make_train_function(self, force=False):
         made = step_function(self, self.train_step, trains=True)

@@ -4,6 +4,8 @@ import math
 
 import keras
 
+from keras_qwen.keras_private import strategy_scope
+
 
 def placed(tensor, *axes):
     """The tensor, on the devices where the active distribution wants its parts; without one, the tensor as it is.
@@ -36,7 +38,9 @@ def product(multiply, inputs, weight):
 
 def build_optimizer(optimizer, variables):
     """Builds an optimizer, its state split as the active distribution wants it."""
-    getattr(keras.distribution.distribution(), "build_optimizer", type(optimizer).build)(optimizer, variables)
+    build = getattr(keras.distribution.distribution(), "build_optimizer", type(optimizer).build)
+    with strategy_scope(optimizer):
+        build(optimizer, variables)
 
 
 def update_layouts(variables):
@@ -63,6 +67,12 @@ def step_function(model, step, *, trains=False):
     """
     make = getattr(keras.distribution.distribution(), "step_function", None)
     return None if make is None else make(model, step, trains)
+
+
+def compiled(function):
+    """A function of tensors on the active mesh as one operation; None where it may be called as it is."""
+    compile_function = getattr(keras.distribution.distribution(), "compiled", None)
+    return None if compile_function is None else compile_function(function)
 
 
 def on_host(tensor):
