@@ -3,10 +3,11 @@
 import contextlib
 import functools
 
+import keras
 import tensorflow as tf
 
 from keras_qwen.ops.linear_cross_entropy import TokenLoss
-from keras_qwen.ops.placement import constrained, update_layouts
+from keras_qwen.ops.placement import constrained, on_dtensor, update_layouts
 from keras_qwen.training.adam_tensorflow import in_place
 from keras_qwen.training.replicas_tensorflow import shared, summed, summed_once
 from keras_qwen.training.step import add, zero_sums
@@ -83,7 +84,9 @@ def sum_of_squares(x):
 
 
 def compiled(function, *arguments):
-    """`function(*arguments)` as one operation."""
+    """`function(*arguments)` as one operation; on a mesh, which XLA does not compile for, as it is."""
+    if on_dtensor():
+        return function(*(x.value if isinstance(x, keras.Variable) else x for x in arguments))
     return _compiled(function)(*arguments)
 
 
