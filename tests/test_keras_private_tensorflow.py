@@ -16,7 +16,12 @@ from keras_qwen import keras_private_tensorflow as private
 
 def test_every_method_of_tensorflow_is_known():
     own = {name for name, value in vars(TFOptimizer).items() if callable(value) and not name.startswith("__")}
-    assert own == {*private._OF_TENSORFLOW, "stateless_apply", "_all_reduce_sum_gradients", "_distributed_tf_update_step"}
+    assert own == {
+        *private._OF_TENSORFLOW,
+        "stateless_apply",
+        "_all_reduce_sum_gradients",
+        "_distributed_tf_update_step",
+    }
 
 
 def test_variables_are_made_by_the_function_given(monkeypatch):

@@ -11,6 +11,7 @@ from keras_qwen.distribution.mesh_tensorflow import gathered as on_host  # noqa:
 from keras_qwen.distribution.mesh_tensorflow import layout_of, spread, use_mesh_variables
 from keras_qwen.distribution.steps_tensorflow import step_function as step_function
 from keras_qwen.keras_private import AxesLayout
+from keras_qwen.keras_private import layout_of as layout_of_variable
 from keras_qwen.ops.recompute import after
 
 
@@ -77,7 +78,7 @@ def compiled(function, device_mesh):
 
 
 def check_optimizer(optimizer):
-    """Raises ValueError for what needs branches in a graph that assign variables."""
+    """Raises ValueError for what needs branches in a graph that assign variables, and for variables off the mesh."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "LossScaleOptimizer does not work on a mesh of TensorFlow's: use dtype='mixed_bfloat16', which needs none."
@@ -91,3 +92,9 @@ def check_optimizer(optimizer):
             "ema_overwrite_frequency does not work on a mesh of TensorFlow's: leave it None, and the averages take the "
             "weights' place at the end of fit."
         )
+    for variable in optimizer.variables:
+        if layout_of_variable(variable) is None:
+            raise ValueError(
+                f"The optimizer's {variable.name} was made before this distribution was set, and does not lie on its "
+                f"mesh. Call keras.distribution.set_distribution(...) first, then make the optimizer."
+            )

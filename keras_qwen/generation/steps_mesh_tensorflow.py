@@ -1,12 +1,12 @@
 """Decoding on a mesh of TensorFlow's DTensor: the model runs on the mesh, the next token is chosen on the host."""
 
-import dataclasses
-
 import tensorflow as tf
 from keras import ops
 
-from keras_qwen.generation.sampling import choose
+from keras_qwen.generation.sampling import Plan, choose
 from keras_qwen.ops.placement import on_host, placed
+
+_LOGITS = Plan(sample=False, penalty=False, logits=True)
 
 
 class MeshSession:
@@ -42,7 +42,7 @@ class MeshSession:
         return self._chosen(self._logits("decode", *arguments), numbers)
 
     def _logits(self, name, *arguments):
-        graph = self._steps.mesh_graph(name, (*self._key, arguments[0].shape), self._plan)
+        graph = self._steps.mesh_graph(name, (self._key, tuple(arguments[0].shape)))
         logits, self._cache = graph(self._cache, *arguments)
         return tf.convert_to_tensor(on_host(logits))
 
@@ -50,14 +50,13 @@ class MeshSession:
         return choose(logits, self._seen, numbers, self._plan)
 
 
-def graph_of(name, function, plan):
+def graph_of(name, function):
     """A function of `Decoder` that returns the logits, and the cache."""
-    only_logits = dataclasses.replace(plan, sample=False, logits=True, penalty=False)
 
     @tf.function(autograph=False)
     def run(cache, *arguments):
         unseen = (None,) if name == "prefill" else ()
-        logits, (cache, _) = function((cache, None), *arguments, *unseen, {}, only_logits)
+        logits, (cache, _) = function((cache, None), *arguments, *unseen, {}, _LOGITS)
         return logits, cache
 
     return run

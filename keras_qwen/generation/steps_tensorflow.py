@@ -29,16 +29,16 @@ class Steps:
     def session(self, shape, dtype, layers, plan):
         """A `Session` with an empty cache: for each layer keys and values of a shape."""
         # A graph holds the model's variables; with other ones (an adapter's, say) it has to be another graph.
-        key = (tuple(shape), plan, tuple(id(variable) for variable in self._weights()))
+        variables = tuple(id(variable) for variable in self._weights())
         if on_dtensor():
-            return MeshSession(self, shape, dtype, layers, plan, key)
+            return MeshSession(self, shape, dtype, layers, plan, (tuple(shape), variables))
         cache = [tuple(tf.Variable(tf.zeros(shape, dtype), trainable=False) for _ in range(2)) for _ in range(layers)]
-        return Session(self, cache, plan, key)
+        return Session(self, cache, plan, (tuple(shape), plan, variables))
 
-    def mesh_graph(self, name, key, plan):
+    def mesh_graph(self, name, key):
         """The graph of a function on a mesh."""
         if (name, *key) not in self._compiled:
-            self._compiled[name, *key] = graph_of(name, self._functions[name], plan)
+            self._compiled[name, *key] = graph_of(name, self._functions[name])
         return self._compiled[name, *key]
 
     def compiled(self, name, key, state, arguments, plan):

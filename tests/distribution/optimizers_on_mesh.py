@@ -73,11 +73,12 @@ def on_one_device(optimizer):
     return seen
 
 
-def on_mesh(optimizer, mesh):
+def on_mesh(make, mesh):
     seen = []
     with kq.distribution.model_parallel(CONFIG, mesh, shard_optimizer=True).scope():
         distribution = keras.distribution.distribution()
-        trained = variables()
+        trained, optimizer = variables(), make()
+        distribution.check_optimizer(optimizer)
         build_optimizer(optimizer, trained)
         layouts = [layout_of(distribution.update_layout(v)) for v in trained]
 
@@ -98,7 +99,7 @@ def main():
     found = {}
     for name, make in MAKERS.items():
         one = on_one_device(make())
-        several = on_mesh(make(), {"data": 2, "model": 2})
+        several = on_mesh(make, {"data": 2, "model": 2})
         found[name] = [
             max(float(np.abs(a.astype("float64") - b.astype("float64")).max()) for a, b in zip(*step, strict=True))
             for step in zip(one, several, strict=True)
