@@ -25,6 +25,16 @@ def concrete_value(tensor):
     return None if traced else keras.ops.convert_to_numpy(tensor)
 
 
+def value_of(variable):
+    """The value of a Keras variable as a numpy array; of one whose parts lie on TensorFlow's replicas, their sum."""
+    value = variable.value
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        value = tf.convert_to_tensor(value) if isinstance(value, tf.distribute.DistributedValues) else value
+    return keras.ops.convert_to_numpy(value)
+
+
 def filled(shape, dtype, fill):
     """A tensor whose values `fill` writes, with no second copy of it in host memory.
 

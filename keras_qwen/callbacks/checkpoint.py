@@ -8,6 +8,7 @@ import warnings
 import keras
 import numpy as np
 
+from keras_qwen.backend import value_of
 from keras_qwen.callbacks.continuation import ContinuedCallbacks, ContinuedHistory, SkippingStep
 from keras_qwen.callbacks.data_order import replayable
 from keras_qwen.callbacks.fingerprint import differences, fingerprint
@@ -232,7 +233,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _save(self, epoch, batch, stopped_early=False):
         model = self.model  # on JAX, this fetches the values that training has reached
-        means = {name: keras.ops.convert_to_numpy(v.value).tolist() for name, v in self._means(model).items()}
+        means = {name: value_of(v).tolist() for name, v in self._means(model).items()}
         self.states.save(
             self._step,
             dict(
