@@ -28,7 +28,7 @@ def prepare(mesh):
 
 def constrained(tensor, layout):
     """The tensor, split as a layout says; so is its gradient."""
-    layout = layout_of(layout)
+    layout, tensor = layout_of(layout), tf.convert_to_tensor(tensor)  # it may be a Keras variable
     if tf.executing_eagerly() or not tensor.dtype.is_floating:
         return spread(tensor, layout)
 

@@ -15,7 +15,7 @@ from keras_qwen.models.mesh_functions import MeshFunctions
 from keras_qwen.models.quantizing import QuantizationMethods, quantized_policy
 from keras_qwen.ops.attention import choose_implementation
 from keras_qwen.ops.attention_backend import backend_module
-from keras_qwen.ops.placement import check_model, on_dtensor, placed
+from keras_qwen.ops.placement import check_model
 from keras_qwen.parameters import is_adapter_path, parameter_table, quantized_table
 from keras_qwen.training.fitting import prepared_fit
 
@@ -57,8 +57,6 @@ class QwenModel(QuantizationMethods, FreezingMethods, MeshFunctions, SeveralProc
                 raise ValueError(f"{name} has shape {tuple(inputs[name].shape)}, token_ids {shape}.")
         self._warn_if_too_long(shape[1])
         check_token_ids(inputs["token_ids"], self.config.vocab_size)
-        if on_dtensor():  # what is given to a call lies on the host
-            inputs = {name: x if x is None else placed(x, "batch", "length") for name, x in inputs.items()}
         return inputs
 
     # Inside their compiled functions ids are not known any more, so arrays are checked before.

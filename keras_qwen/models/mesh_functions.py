@@ -1,6 +1,6 @@
 """MeshFunctions: what `fit`, `evaluate` and `predict` call, where the distribution makes it and not Keras."""
 
-from keras_qwen.ops.placement import compiled, step_function
+from keras_qwen.ops.placement import compiled, placed, step_function
 
 
 class MeshFunctions:
@@ -13,6 +13,7 @@ class MeshFunctions:
         made = compiled(lambda inputs: call(inputs, training=training))
         if made is None:
             return call(inputs, training=training)
+        inputs = {name: x if x is None else placed(x, "batch", "length") for name, x in inputs.items()}
         if training:  # whose dropout draws other numbers each time
             return made(inputs)
         if self.has_changed("call") or self._call_graph is None:

@@ -31,8 +31,33 @@ def differentiable_sums(plan, hidden, kernel, labels, weights):
     return run(hidden, kernel) if plan.kernel_gradient else run(hidden)
 
 
+def token_log_probs(plan, hidden, kernel, labels):
+    """The log-probability of each label (tokens,).
+
+    Other than on a single device, the backward pass keeps the logits, split as they are.
+    """
+    head = _head(plan, hidden, kernel)
+    found = []
+    for states, chosen in zip(_chunks(plan, hidden), _chunks(plan, labels), strict=True):
+        logits = _logits(plan, head, states)
+        shifted = logits - tf.stop_gradient(tf.reduce_max(logits, axis=-1, keepdims=True))
+        at_label = tf.range(logits.shape[-1], dtype=chosen.dtype) == tf.expand_dims(chosen, -1)
+        of_label = tf.reduce_sum(tf.where(at_label, shifted, 0.0), axis=-1)
+        found.append(of_label - tf.math.log(tf.reduce_sum(tf.exp(shifted), axis=-1)))
+    return tf.reshape(tf.concat(found, axis=1), labels.shape)
+
+
+def _head(plan, hidden, kernel):
+    return tf.cast(placed(kernel, *(("vocab", "embed") if plan.transposed else ("embed", "vocab"))), hidden.dtype)
+
+
+def _logits(plan, head, states):
+    logits = tf.cast(tf.matmul(states, head, transpose_b=plan.transposed), "float32")
+    return placed(logits, "batch", "tokens", "vocab")
+
+
 def _sums(plan, hidden, kernel, labels, weights):
-    head = tf.cast(placed(kernel, *(("vocab", "embed") if plan.transposed else ("embed", "vocab"))), hidden.dtype)
+    head = _head(plan, hidden, kernel)
     parts = [_chunks(plan, x) for x in (hidden, labels, weights)]
     loss_sum = correct_sum = tf.zeros(())
     of_hidden, of_kernel = [], None
@@ -63,9 +88,8 @@ def _chunks(plan, x):
 
 def _chunk(plan, head, states, labels, weights):
     """Sums of loss and hits, and the slopes of the loss (shards, tokens, vocab) by the logits."""
-    logits = tf.cast(tf.matmul(states, head, transpose_b=plan.transposed), "float32")
-    logits = placed(logits, "batch", "tokens", "vocab")
-    columns, labels = tf.range(logits.shape[-1], dtype=labels.dtype), labels[..., None]
+    logits = _logits(plan, head, states)
+    columns, labels = tf.range(logits.shape[-1], dtype=labels.dtype), tf.expand_dims(labels, -1)
     largest = tf.reduce_max(logits, axis=-1, keepdims=True)
     powers = tf.exp(logits - largest)
     total = tf.reduce_sum(powers, axis=-1, keepdims=True)
@@ -73,7 +97,7 @@ def _chunk(plan, head, states, labels, weights):
     of_label = tf.reduce_sum(tf.where(at_label, logits, 0.0), axis=-1, keepdims=True)
     earlier = tf.logical_and(columns < labels, logits == largest)
     first = tf.logical_and(of_label == largest, tf.logical_not(tf.reduce_any(earlier, axis=-1, keepdims=True)))
-    weights = weights[..., None]
+    weights = tf.expand_dims(weights, -1)
     loss_sum = tf.reduce_sum((largest + tf.math.log(total) - of_label) * weights)
     correct_sum = tf.reduce_sum(tf.where(first, weights, 0.0))
     return loss_sum, correct_sum, weights * (powers / total - tf.cast(at_label, "float32"))

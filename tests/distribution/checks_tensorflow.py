@@ -67,6 +67,7 @@ def main():
     else:
         few = {name: value[:3] for name, value in x.items()}  # 3 rows are not divided by the mesh
         found["predict"] = model.predict(few, verbose=0).tolist()
+        found["score"] = model.score(few).tolist()
         found["call"] = keras.ops.convert_to_numpy(model(few)).tolist()
         greedy = dict(max_new_tokens=5, temperature=0)
         found["greedy"] = model.generate([[5, 6, 7], [1, 2, 3, 4]], **greedy)

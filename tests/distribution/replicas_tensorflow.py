@@ -4,7 +4,7 @@
     python replicas_tensorflow.py FOLDER REPLICAS [STATES [DIE_AFTER]]
 
 FOLDER is a checkpoint. REPLICAS is how many devices to simulate, or "workers" for one of the processes of TF_CONFIG.
-With STATES, a folder, training is saved there after each step; with DIE_AFTER the process kills itself after so many steps.
+With STATES, a folder, training is saved there after each step; with DIE_AFTER the process kills itself after so many.
 """
 
 import json
