@@ -23,7 +23,8 @@ def data_parallel(config, devices=None):
     - `fit` takes a `tf.data.Dataset` of whole batches, the same in each process, which are divided among them: set
       `experimental_distribute.auto_shard_policy` to `DATA` in its options;
     - when one process dies, the others stop with TensorFlow's error. Start all of them again: with
-      `kq.callbacks.Checkpoint`, in a folder of its own for each process, training goes on where it was;
+      `kq.callbacks.Checkpoint`, in a folder of its own for each process, training goes on where it was. Should the
+      newest states be of different steps, because one died while the others saved, delete those that not all have;
     - explicit Keras losses weigh what the devices have as Keras does, not by tokens.
 
     Args:

@@ -159,7 +159,13 @@ def model_parallel(config, mesh, *, sequence_parallel=False, shard_optimizer=Fal
     """A distribution for `keras.distribution.set_distribution`, to be set before the model is made or loaded.
 
     Weights lie by `layout_map`, the batch is split over `data` and `fsdp`, activations follow the weights. The numbers
-    are those of one device but for the order of sums.
+    are those of one device but for the order of sums; dropout draws others.
+
+    On TensorFlow it is DTensor on the devices of one process. Weights, moments, gradients and activations are split as
+    on JAX, with these limits: a batch is split over one axis, so that `data` and `fsdp` do not go together, and so is
+    every dimension of a weight (what remains whole, `report` says); there is no XLA; attention is dense, its score
+    matrices split over batch and heads; the cache of `generate` is copied for each token; DTensor takes tens of seconds
+    to compile a step. `LossScaleOptimizer`, `gradient_accumulation_steps` and `ema_overwrite_frequency` raise.
 
     Args:
         config: the model's config.
@@ -170,7 +176,8 @@ def model_parallel(config, mesh, *, sequence_parallel=False, shard_optimizer=Fal
         shard_optimizer: splits moments, gradients and the update over `data`, too (ZeRO-1).
 
     Raises:
-        ValueError: for a mesh that does not do; see `device_mesh`.
+        ValueError: for a mesh that does not do; see `device_mesh`. On TensorFlow also for one with both `data` and
+            `fsdp` beyond 1.
 
     Example:
         >>> config = kq.QwenConfig.from_pretrained("Qwen/Qwen2.5-32B-Instruct")
