@@ -33,6 +33,11 @@ def host_value(tensor):
     Of a tensor on devices of several processes, which all have to call it, every device takes a copy for that time.
     Unlike `keras.ops.convert_to_numpy`, it leaves no second copy with a tensor that JAX has on several devices.
     """
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Of parts that lie on the replicas of a strategy, the sum.
+        tensor = tf.convert_to_tensor(tensor) if isinstance(tensor, tf.distribute.DistributedValues) else tensor
     if keras.backend.backend() != "jax":
         return np.asarray(keras.ops.convert_to_numpy(tensor))
     import jax

@@ -105,9 +105,37 @@ def optimized_variables(optimizer):
     return list(optimizer._trainable_variables)
 
 
+def strategy_scope(optimizer):
+    """A context in which an optimizer may make variables: that of the `tf.distribute` strategy it was made under."""
+    strategy = getattr(optimizer, "_distribution_strategy", None)
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
 def loss_tracker(model):
     """The running mean that `fit` and `evaluate` report as "loss"."""
     return model._loss_tracker
+
+
+class SeveralProcesses:
+    """Mixin, in front of `keras.Model`, of a model that trains under `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    Keras 3.15 fails there in two places: it looks at a batch of `fit`'s data for what is left to build, which does not
+    work with batches that hold dicts, and of a step's logs it takes the mean over a dimension that they do not have.
+    """
+
+    def _make_function(self, step_function, *args, **kwargs):
+        resolver = getattr(getattr(self, "distribute_strategy", None), "cluster_resolver", None)
+        if resolver is None or sum(len(tasks) for tasks in resolver.cluster_spec().as_dict().values()) < 2:
+            return super()._make_function(step_function, *args, **kwargs)
+
+        def step(data):
+            return keras.tree.map_structure(lambda x: keras.ops.expand_dims(x, 0), step_function(data))
+
+        return super()._make_function(step, *args, **kwargs)
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        if self._compile_loss is not None or self._compile_metrics is not None:
+            super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
 
 
 class OwnUpdate(keras.optimizers.AdamW):
@@ -179,6 +207,10 @@ class AxesLayout(keras.distribution.TensorLayout):
             raise ValueError(f"The mesh has the axes {self._device_mesh.axis_names}, not {sorted(unknown)}.")
         if len(set(named)) != len(named):
             raise ValueError(f"A mesh axis splits one dimension at most; in {self._axes} one splits several.")
+
+    def whole(self):
+        """The layout of the same mesh that splits nothing."""
+        return AxesLayout([None] * len(self.axes), self.device_mesh)
 
 
 def layout_of(variable):

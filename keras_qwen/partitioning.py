@@ -74,6 +74,14 @@ class Partition:
             for size, axes in zip(shape, self.dimensions, strict=True)
         )
 
+    def over_single_axes(self) -> "Partition":
+        """The same, with no dimension split over more than its major axis."""
+        left_out = [axis for axes in self.dimensions for axis in axes[1:]]
+        if not left_out:
+            return self
+        note = f"a second axis of one dimension, {' and '.join(left_out)}, does not split it"
+        return Partition(tuple(axes[:1] for axes in self.dimensions), "; ".join(filter(None, (self.note, note))))
+
     def spread(self, shape, mesh, axis) -> "Partition":
         """The same, with one dimension split over a further axis, if there is one that divides and has room for it."""
         if mesh.get(axis, 1) == 1 or any(axis in axes for axes in self.dimensions):

@@ -32,7 +32,7 @@ def part_of(names):
 
 def is_helper(part):
     """Helpers stand at the top, import nothing of the package, and all may import them."""
-    return part.startswith("_") or part in ("backend", "keras_private")
+    return part.startswith("_") or part in ("backend", "keras_private", "keras_private_tensorflow")
 
 
 def imported_names(node, module):

@@ -114,12 +114,17 @@ def _add(layouts, rows, *, optional=False, kind=None):
         pattern = _pattern(row.path)
         if pattern in layouts:
             continue
-        chosen = partition(row, layouts.config, layouts.mesh)
+        chosen = supported(partition(row, layouts.config, layouts.mesh))
         layouts[pattern] = AxesLayout(axes_of(chosen), layouts.device_mesh)
         if chosen.note and not optional:
             layouts.notes[pattern] = chosen.note
         if optional:
             layouts.optional.add(pattern)
+
+
+def supported(partition):
+    """A partition as the backend can make it: TensorFlow's DTensor splits a dimension over one axis."""
+    return partition.over_single_axes() if keras.backend.backend() == "tensorflow" else partition
 
 
 def axes_of(partition):

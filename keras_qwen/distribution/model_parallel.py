@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_qwen import keras_private
-from keras_qwen.distribution.layouts import axes_of, layout_map
+from keras_qwen.distribution.layouts import axes_of, layout_map, supported
 from keras_qwen.keras_private import AxesLayout
 from keras_qwen.ops import processes
 from keras_qwen.parameters import is_adapter_path
@@ -28,6 +28,7 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         super().__init__(layout_map=layouts, batch_dim_name=layouts.device_mesh.axis_names[0])
         self.sequence_parallel, self.shard_optimizer = sequence_parallel, shard_optimizer
         self._backend = importlib.import_module(f"keras_qwen.distribution.placement_{keras.backend.backend()}")
+        self._backend.prepare(self.mesh)
         self._checked = None
         if idle := [i for i, rows in enumerate(self._rows_of_processes) if not rows]:
             raise ValueError(f"The mesh {self.mesh} has no device of the processes {idle}: make it of all devices.")
@@ -54,8 +55,12 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         return self._batch_layout(data_shape)
 
     def _batch_layout(self, data_shape):
-        axes = tuple(axis for axis in self.batch_axes if self.mesh[axis] > 1) or None
-        return self._layout([axes, *[None] * (len(data_shape) - 1)])
+        axes = tuple(axis for axis in self.batch_axes if self.mesh[axis] > 1)
+        return self._layout([axes[0] if len(axes) == 1 else axes or None, *[None] * (len(data_shape) - 1)])
+
+    def variable_layout(self, path, rank):
+        """How a variable that is being made lies; what no rule is for, whole on each device."""
+        return self.layouts[path] or self._layout([None] * rank)
 
     def get_tensor_layout(self, path):
         return None  # the layers say themselves what they compute: `place`
@@ -130,9 +135,8 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         """How the moments of a variable, and the computation of its update, are split."""
         layout = self.get_variable_layout(variable)
         own = Partition(tuple(axes if isinstance(axes, tuple) else (axes,) if axes else () for axes in layout.axes))
-        return self._layout(
-            axes_of(update_partition(own, tuple(variable.shape), self.mesh, shard_optimizer=self.shard_optimizer))
-        )
+        chosen = update_partition(own, tuple(variable.shape), self.mesh, shard_optimizer=self.shard_optimizer)
+        return self._layout(axes_of(supported(chosen)))
 
     def build_optimizer(self, optimizer, variables):
         """Builds an optimizer whose state is split as `update_layout` says, never larger on a device on the way."""
@@ -144,9 +148,27 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         """A tensor, all of it on every device."""
         return self._backend.constrained(tensor, self._layout((None,) * len(tensor.shape)))
 
+    def compiled(self, function):
+        """See `keras_qwen.ops.placement.compiled`."""
+        make = getattr(self._backend, "compiled", None)
+        return None if make is None else make(function, self.device_mesh)
+
+    def on_host(self, tensor):
+        """See `keras_qwen.ops.placement.on_host`."""
+        return self._backend.on_host(tensor)
+
+    def check_optimizer(self, optimizer):
+        """Raises ValueError for an optimizer that the backend cannot run on a mesh."""
+        self._backend.check_optimizer(optimizer)
+
     def constrained(self, values, layouts):
         """Tensors, each split as its layout says."""
         return [self._backend.constrained(value, layout) for value, layout in zip(values, layouts, strict=True)]
+
+    def step_function(self, model, step, trains):
+        """See `keras_qwen.ops.placement.step_function`."""
+        make = getattr(self._backend, "step_function", None)
+        return None if make is None else make(self, model, step, trains)
 
     def check_model(self, model):
         """Raises ValueError where a model does not lie on this mesh by exactly one rule for each variable."""
@@ -209,7 +231,13 @@ def model_parallel(config, mesh, *, sequence_parallel=False, shard_optimizer=Fal
     """A distribution for `keras.distribution.set_distribution`, to be set before the model is made or loaded.
 
     Weights lie by `layout_map`, the batch is split over `data` and `fsdp`, activations follow the weights. The numbers
-    are those of one device but for the order of sums.
+    are those of one device but for the order of sums; dropout draws others.
+
+    On TensorFlow it is DTensor on the devices of one process. Weights, moments, gradients and activations are split as
+    on JAX, with these limits: a batch is split over one axis, so that `data` and `fsdp` do not go together, and so is
+    every dimension of a weight (what remains whole, `report` says); there is no XLA; attention is dense, its score
+    matrices split over batch and heads; the cache of `generate` is copied for each token; DTensor takes tens of seconds
+    to compile a step. `LossScaleOptimizer`, `gradient_accumulation_steps` and `ema_overwrite_frequency` raise.
 
     Args:
         config: the model's config.
@@ -220,7 +248,8 @@ def model_parallel(config, mesh, *, sequence_parallel=False, shard_optimizer=Fal
         shard_optimizer: splits moments, gradients and the update over `data`, too (ZeRO-1).
 
     Raises:
-        ValueError: for a mesh that does not do; see `device_mesh`.
+        ValueError: for a mesh that does not do; see `device_mesh`. On TensorFlow also for one with both `data` and
+            `fsdp` beyond 1.
 
     Example:
         >>> config = kq.QwenConfig.from_pretrained("Qwen/Qwen2.5-32B-Instruct")

@@ -6,6 +6,10 @@ import jax
 import jax.numpy as jnp
 
 
+def prepare(mesh):
+    """Nothing: Keras's variables lie on a mesh as they are."""
+
+
 def constrained(tensor, layout):
     """The tensor, split as a layout says."""
     sharding = layout.backend_layout
@@ -67,6 +71,11 @@ def for_each_device(function, tensors, layouts, copies):
     mesh = layouts[0].backend_layout.mesh
     spread = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)
     return spread(*(x for x, _ in given))
+
+
+def on_host(tensor):
+    """The tensor as a numpy array."""
+    return jax.device_get(tensor)
 
 
 def product(multiply, inputs, weight, split, whole):

@@ -40,6 +40,6 @@ def decoding_masks(config, starts, index, capacity):
         {window: booleans (batch, 1, capacity)} for each sliding window of the config, None for full attention.
     """
     slots = ops.arange(capacity, dtype="int32")[None, None, :]
-    seen = ops.logical_and(slots >= starts[:, None, None], slots <= index)
+    seen = ops.logical_and(slots >= ops.expand_dims(starts, (1, 2)), slots <= index)
     windows = {config.window(i) for i in range(config.num_hidden_layers)}
     return {w: seen if w is None else ops.logical_and(seen, slots > index - w) for w in windows}

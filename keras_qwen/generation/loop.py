@@ -84,7 +84,9 @@ class Decoder:
         if seen is not None:
             seen = ops.logical_or(seen, ops.one_hot(token, self.config.vocab_size, dtype="bool"))
         masks = decoding_masks(self.config, starts, index, capacity=cache[0][0].shape[2])
-        hidden, cache = self._call_with_cache(token[:, None], (index - starts)[:, None], cache, index, masks)
+        hidden, cache = self._call_with_cache(
+            ops.expand_dims(token, 1), ops.expand_dims(index - starts, 1), cache, index, masks
+        )
         return choose(self._head(hidden)[:, 0], seen, numbers, plan), (cache, seen)
 
 

@@ -5,6 +5,9 @@ On a CPU they run operation by operation, which is faster there than XLA's code 
 
 import tensorflow as tf
 
+from keras_qwen.generation.steps_mesh_tensorflow import MeshSession, graph_of
+from keras_qwen.ops.placement import on_dtensor
+
 _ON_GPU = bool(tf.config.list_physical_devices("GPU"))
 # One row leaves nothing to do side by side; handing operations from thread to thread costs more than they do.
 _EXECUTOR = None if _ON_GPU else "SINGLE_THREADED_EXECUTOR"
@@ -25,10 +28,18 @@ class Steps:
 
     def session(self, shape, dtype, layers, plan):
         """A `Session` with an empty cache: for each layer keys and values of a shape."""
-        cache = [tuple(tf.Variable(tf.zeros(shape, dtype), trainable=False) for _ in range(2)) for _ in range(layers)]
         # A graph holds the model's variables; with other ones (an adapter's, say) it has to be another graph.
         variables = tuple(id(variable) for variable in self._weights())
+        if on_dtensor():
+            return MeshSession(self, shape, dtype, layers, plan, (tuple(shape), variables))
+        cache = [tuple(tf.Variable(tf.zeros(shape, dtype), trainable=False) for _ in range(2)) for _ in range(layers)]
         return Session(self, cache, plan, (tuple(shape), plan, variables))
+
+    def mesh_graph(self, name, key):
+        """The graph of a function on a mesh."""
+        if (name, *key) not in self._compiled:
+            self._compiled[name, *key] = graph_of(name, self._functions[name])
+        return self._compiled[name, *key]
 
     def compiled(self, name, key, state, arguments, plan):
         """The graph of a function for arguments of these shapes."""

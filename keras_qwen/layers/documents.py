@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_qwen.ops.placement import on_dtensor
+
 
 @keras.saving.register_keras_serializable(package="keras_qwen")
 class Documents(keras.layers.Layer):
@@ -63,6 +65,10 @@ def document_positions(segment_ids, token_ids):
     starts = ops.concatenate(
         [ops.ones_like(segment_ids[:, :1], dtype="bool"), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1
     )
+    if on_dtensor():  # which cannot search: of each token, how many are in runs before its own
+        runs = ops.cumsum(ops.cast(starts, "int32"), axis=1)
+        before = ops.sum(ops.cast(ops.expand_dims(runs, 1) < ops.expand_dims(runs, 2), "int32"), axis=-1)
+        return index[None] - before
     runs = ops.reshape(ops.cumsum(ops.cast(ops.reshape(starts, (-1,)), "int32")), (-1,))  # ascending over all rows
     first = ops.searchsorted(runs, runs, side="left")  # flat index of each run's first token
     flat = ops.arange(ops.shape(runs)[0], dtype="int32")

@@ -9,8 +9,9 @@ import numpy as np
 from keras_qwen.backend import concrete_value
 from keras_qwen.checkpoint import hub, loading, saving
 from keras_qwen.config import QwenConfig
-from keras_qwen.keras_private import deferred_initialization
+from keras_qwen.keras_private import SeveralProcesses, deferred_initialization
 from keras_qwen.models.freezing import FreezingMethods
+from keras_qwen.models.mesh_functions import MeshFunctions
 from keras_qwen.models.quantizing import QuantizationMethods, quantized_policy
 from keras_qwen.ops import processes
 from keras_qwen.ops.attention import choose_implementation
@@ -23,7 +24,7 @@ from keras_qwen.training.mesh_batches import on_mesh
 INPUT_NAMES = ("token_ids", "padding_mask", "segment_ids", "position_ids")
 
 
-class QwenModel(QuantizationMethods, FreezingMethods, keras.Model):
+class QwenModel(QuantizationMethods, FreezingMethods, MeshFunctions, SeveralProcesses, keras.Model):
     """A functional Keras model with optional inputs, a changeable `remat`, and Hugging Face checkpoints.
 
     Subclasses set `config`, `attention` and `blocks`; `has_head` says whether there is a language-model head.
@@ -36,7 +37,7 @@ class QwenModel(QuantizationMethods, FreezingMethods, keras.Model):
     input_spec = property(lambda self: None, lambda self, value: None)  # Keras's would demand the optional inputs
 
     def call(self, inputs, training=None, mask=None):
-        return super().call(self.complete_inputs(inputs), training=training)
+        return self.called(super().call, self.complete_inputs(inputs), training)
 
     def complete_inputs(self, inputs):
         """Checks the inputs and returns all four in a dict, None for those not given; takes bare token ids, too."""

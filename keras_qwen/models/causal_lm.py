@@ -15,7 +15,7 @@ from keras_qwen.models.resizing import ResizingMethods
 from keras_qwen.models.scoring import ScoringMethods
 from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.ops.linear_cross_entropy import linear_cross_entropy
-from keras_qwen.ops.placement import build_optimizer, placed
+from keras_qwen.ops.placement import build_optimizer, on_dtensor, placed
 from keras_qwen.ops.row_matmul import row_matmul
 from keras_qwen.training.preference import DPO, PreferenceStep
 from keras_qwen.training.step import TokenStep
@@ -344,6 +344,10 @@ class QwenCausalLM(AdapterMethods, ResizingMethods, ScoringMethods, QwenModel):
 
 def _jit(jit_compile):
     """Keras's `jit_compile`, with what `"auto"` means here."""
+    if on_dtensor():
+        if jit_compile is True:
+            raise ValueError("jit_compile=True does not work on a mesh of TensorFlow's: leave it out.")
+        return False
     if jit_compile == "auto" and keras.backend.backend() == "tensorflow" and backend_module().device() == "cpu":
         return False
     return jit_compile

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 
 from keras_qwen.models.freezing import RetracedFunctions
+from keras_qwen.models.mesh_functions import MeshFunctions
 from keras_qwen.ops.token_log_probs import token_log_probs
 from keras_qwen.training.token_weights import token_weights
 
@@ -76,7 +77,7 @@ class ScoringMethods:
         return self._scorer.model.predict(given, batch_size=batch_size, verbose=0)
 
 
-class _Scorer(RetracedFunctions, keras.Model):
+class _Scorer(RetracedFunctions, MeshFunctions, keras.Model):
     """A model whose `predict` gives log-probabilities, batch by batch and compiled."""
 
     def __init__(self, model):

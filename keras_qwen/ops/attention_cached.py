@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.ops.attention_dense import MASKED, split_scale
+from keras_qwen.ops.placement import on_dtensor
 
 
 def write_cache(cache, new, index):
@@ -23,6 +24,11 @@ def write_cache(cache, new, index):
     if keras.backend.backend() == "tensorflow" and hasattr(cache, "assign"):
         cache[:, :, index : index + new.shape[2]].assign(new)
         return cache
+    if on_dtensor():  # which cannot write at an index that is not known before
+        slots, length = ops.arange(cache.shape[2], dtype="int32"), new.shape[2]
+        if length == 1:
+            return ops.where(ops.reshape(slots == index, (1, 1, -1, 1)), new, cache)
+        return ops.concatenate([new, cache[:, :, length:]], axis=2)  # the first call, at index 0
     return ops.slice_update(cache, (0, 0, index, 0), new)
 
 
@@ -49,7 +55,8 @@ def cached_attention(query, keys, values, mask, scale):
     if score_scale != 1.0:
         scores = scores * score_scale
     # The queries of a group lie one behind the other: (groups, length) in one dimension.
-    mask = mask[:, None] if length == 1 else ops.tile(mask[:, None], (1, 1, heads // kv_heads, 1))
+    mask = ops.expand_dims(mask, 1)
+    mask = mask if length == 1 else ops.tile(mask, (1, 1, heads // kv_heads, 1))
     probabilities = ops.softmax(ops.where(mask, scores, MASKED), axis=-1)
     output = ops.matmul(ops.cast(probabilities, query.dtype), ops.convert_to_tensor(values))
     output = ops.reshape(output, (batch, heads, length, head_dim))

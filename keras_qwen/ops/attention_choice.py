@@ -6,6 +6,7 @@ import numbers
 import keras
 
 from keras_qwen.ops.attention_backend import backend_module
+from keras_qwen.ops.placement import on_dtensor
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "flash")
 
@@ -60,6 +61,10 @@ def choose_implementation(
     if needs_dense:
         if implementation in ("blockwise", "flash"):
             raise ValueError(f"Attention with {needs_dense} is there in dense form only, not as {implementation!r}.")
+        return "dense"
+    if backend == "tensorflow" and on_dtensor():
+        if implementation in ("blockwise", "flash"):
+            raise ValueError(f"On TensorFlow's meshes attention is there in dense form only, not {implementation!r}.")
         return "dense"
     device = device or backend_module().device()
     no_flash = _why_no_flash(backend, device, dtype, head_dim, length, has_key_segments)

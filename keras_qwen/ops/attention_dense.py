@@ -31,7 +31,8 @@ def dense_attention(query, key, value, *, mask, scale, dropout, seed):
     if score_scale != 1.0:
         scores = scores * score_scale
     if mask is not None:
-        scores = ops.where(mask[:, None, None], scores, MASKED)
+        # Dimensions by expand_dims: DTensor crashes on a split tensor's [:, None, None].
+        scores = ops.where(ops.expand_dims(mask, (1, 2)), scores, MASKED)
     probabilities = ops.cast(lean(_softmax)(scores), value.dtype)
     if dropout:
         probabilities = keras.random.dropout(probabilities, dropout, seed=as_seed(seed))
@@ -39,7 +40,8 @@ def dense_attention(query, key, value, *, mask, scale, dropout, seed):
     output = ops.matmul(probabilities, ops.transpose(value, (0, 2, 1, 3)))
     output = ops.reshape(output, (batch, kv_heads, groups, length, head_dim))
     if mask is not None:
-        output = ops.where(ops.any(mask, axis=-1)[:, None, None, :, None], output, ops.zeros_like(output))
+        sees = ops.expand_dims(ops.any(mask, axis=-1), (1, 2, 4))
+        output = ops.where(sees, output, ops.zeros_like(output))
     return ops.reshape(ops.transpose(output, (0, 3, 1, 2, 4)), (batch, length, heads, head_dim))
 
 

@@ -2,11 +2,15 @@
 
 import tensorflow as tf
 
+from keras_qwen.ops import embedding_lookup_mesh_tensorflow
 from keras_qwen.ops.linear_cross_entropy_tensorflow import in_xla
+from keras_qwen.ops.placement import on_dtensor
 
 
 def shared_embedding(table, ids, connected):
     """(rows of table, table); see `keras_qwen.ops.embedding_lookup`."""
+    if on_dtensor():
+        return embedding_lookup_mesh_tensorflow.shared_embedding(tf.convert_to_tensor(table), ids)
     table = tf.convert_to_tensor(table)  # a variable would have to be a second argument of the gradient
 
     @tf.custom_gradient

@@ -6,6 +6,9 @@ import tensorflow as tf
 from keras import ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from keras_qwen.ops import linear_cross_entropy_mesh_tensorflow
+from keras_qwen.ops.placement import on_dtensor
+
 
 def adds_in_place():
     return False
@@ -72,6 +75,8 @@ def most(plan, steps):
 
 
 def differentiable_sums(sums, plan, hidden, kernel, labels, weights):
+    if on_dtensor():
+        return linear_cross_entropy_mesh_tensorflow.differentiable_sums(plan, hidden, kernel, labels, weights)
     # An eager loop would keep every array of every step alive and update nothing in place.
     if tf.executing_eagerly():
         sums = _compiled(sums)

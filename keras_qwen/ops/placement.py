@@ -4,6 +4,8 @@ import math
 
 import keras
 
+from keras_qwen.keras_private import strategy_scope
+
 
 def placed(tensor, *axes, gradient=None):
     """The tensor, on the devices where the active distribution wants its parts; without one, the tensor as it is.
@@ -59,7 +61,9 @@ def whole(tensor):
 
 def build_optimizer(optimizer, variables):
     """Builds an optimizer, its state split as the active distribution wants it."""
-    getattr(keras.distribution.distribution(), "build_optimizer", type(optimizer).build)(optimizer, variables)
+    build = getattr(keras.distribution.distribution(), "build_optimizer", type(optimizer).build)
+    with strategy_scope(optimizer):
+        build(optimizer, variables)
 
 
 def update_layouts(variables):
@@ -71,6 +75,37 @@ def update_layouts(variables):
 def constrained(values, layouts):
     """Tensors split as their layouts say; as they are where layouts is None."""
     return values if layouts is None else keras.distribution.distribution().constrained(values, layouts)
+
+
+def step_function(model, step, *, trains=False):
+    """A step of a model in the form that `fit`, `evaluate` or `predict` call, made by the active distribution.
+
+    Args:
+        model: the model.
+        step: its `train_step`, `test_step` or `predict_step`.
+        trains: whether it is the first of them.
+
+    Returns:
+        A function of an iterator over batches; None where Keras's own does.
+    """
+    make = getattr(keras.distribution.distribution(), "step_function", None)
+    return None if make is None else make(model, step, trains)
+
+
+def compiled(function):
+    """A function of tensors on the active mesh as one operation; None where it may be called as it is."""
+    compile_function = getattr(keras.distribution.distribution(), "compiled", None)
+    return None if compile_function is None else compile_function(function)
+
+
+def on_host(tensor):
+    """A tensor of the active distribution as a numpy array."""
+    return keras.distribution.distribution().on_host(tensor)
+
+
+def on_dtensor():
+    """Whether tensors lie on a mesh of TensorFlow's DTensor, which splits less kinds of operations than XLA does."""
+    return keras.backend.backend() == "tensorflow" and hasattr(keras.distribution.distribution(), "place")
 
 
 def check_model(model):

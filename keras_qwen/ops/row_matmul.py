@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_qwen.ops.attention_backend import backend_module
+from keras_qwen.ops.placement import on_dtensor
 
 _TERMS = {False: 16, True: 8}  # in half precision more make XLA leave its vector instructions
 _SMALL = 2**16  # entries; below, there is nothing to win
@@ -29,7 +30,7 @@ def row_matmul(row, matrix, transposed=False):
     form = None
     if math.prod(matrix.shape) >= _SMALL and all(size == 1 for size in row.shape[:-1]):
         form = _FORMS.get((keras.backend.backend(), transposed, _is_half(matrix)))
-    if form is None or backend_module().device() != "cpu":
+    if form is None or on_dtensor() or backend_module().device() != "cpu":
         return ops.matmul(row, ops.transpose(matrix) if transposed else matrix)
     product = form(ops.cast(ops.reshape(row, (-1,)), "float32"), matrix)
     return ops.cast(ops.reshape(product, (*row.shape[:-1], -1)), row.dtype)

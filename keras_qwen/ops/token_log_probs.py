@@ -8,6 +8,7 @@ from keras import ops
 from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.ops.linear_cross_entropy import DEFAULT_MEMORY_BUDGET, prepare
 from keras_qwen.ops.linear_cross_entropy_loop import ChunkedHead, token_sums
+from keras_qwen.ops.placement import on_dtensor
 
 _BACKEND = importlib.import_module(f"keras_qwen.ops.linear_cross_entropy_{keras.backend.backend()}")
 
@@ -65,6 +66,9 @@ def token_log_probs(
     )
     if hidden.shape[0] == 0:
         return ops.reshape(ops.sum(hidden, axis=-1) * 0.0, shape)
+    if on_dtensor():
+        module = importlib.import_module("keras_qwen.ops.linear_cross_entropy_mesh_tensorflow")
+        return ops.reshape(ops.where(mask > 0, module.token_log_probs(plan, hidden, kernel, labels), 0.0), shape)
     inputs, constants = (hidden, kernel), (labels, mask)
     if not plan.kernel_gradient:
         inputs, constants = (hidden,), (ops.stop_gradient(kernel), labels, mask)

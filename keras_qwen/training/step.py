@@ -98,14 +98,15 @@ class TokenStep:
         """What an optimizer wants the loss multiplied by, float32; 1 unless it scales losses."""
         return ops.cast(optimizer.scale_loss(1.0), "float32")
 
-    def scaled(self, optimizer, batch):
-        """A batch with its weights divided by their sum and multiplied by the loss scale.
+    def scaled(self, optimizer, batch, weight_sum=None):
+        """A batch with its weights divided by their sum, or the one given, and multiplied by the loss scale.
 
         The sum of its losses is then what has to be differentiated: nothing of the gradients' size is multiplied
         afterwards, and in half precision the small numbers are large enough from the start.
         """
         inputs, labels, weights = batch
-        return inputs, labels, weights * (reciprocal(ops.sum(weights)) * self.loss_scale_of(optimizer))
+        weight_sum = ops.sum(weights) if weight_sum is None else weight_sum
+        return inputs, labels, weights * (reciprocal(weight_sum) * self.loss_scale_of(optimizer))
 
     def unscaled(self, optimizer, sums: TokenLoss, weight_sum):
         """The sums of a batch from those of its `scaled` form."""
@@ -158,7 +159,7 @@ class Latest(keras.metrics.Metric):
 
     def __init__(self, name, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.latest = self.add_variable((), initializer="zeros", name="latest")
+        self.latest = self.add_variable((), initializer="zeros", name="latest", aggregation="mean")
 
     def update_state(self, value, sample_weight=None):
         self.latest.assign(value)

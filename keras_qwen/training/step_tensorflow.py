@@ -3,17 +3,20 @@
 import contextlib
 import functools
 
+import keras
 import tensorflow as tf
 
 from keras_qwen.ops.linear_cross_entropy import TokenLoss
+from keras_qwen.ops.placement import constrained, on_dtensor, update_layouts
 from keras_qwen.training.adam_tensorflow import in_place
+from keras_qwen.training.replicas_tensorflow import shared, summed, summed_once
 from keras_qwen.training.step import add, zero_sums
 
 
 def train_step(step, model, data):
     unscaled = step.batch(model, data)
-    weight_sum = tf.reduce_sum(unscaled[2])
-    batch = step.scaled(model.optimizer, unscaled)
+    weight_sum = summed(tf.reduce_sum(unscaled[2]))
+    batch = step.scaled(model.optimizer, unscaled, weight_sum)
     variables = model.trainable_weights
 
     def gradients_and_sums(batch):
@@ -37,10 +40,13 @@ def train_step(step, model, data):
         _, gradients, sums = _loop(micro, accumulate, zeros, tuple(zero_sums()))
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
         sums = TokenLoss(*sums)
-    logs = step.report(model, step.unscaled(model.optimizer, sums, weight_sum), gradients, unscaled)
+    layouts = update_layouts(variables)
+    gradients = summed(constrained(gradients, layouts))
+    sums = shared(step.unscaled(model.optimizer, TokenLoss(*summed(tuple(sums))), weight_sum))
+    logs = step.report(model, sums, gradients, unscaled)
     # XLA makes one loop of an update by itself.
-    update = contextlib.nullcontext() if model.jit_compile else in_place(model.optimizer, variables)
-    with update:
+    update = contextlib.nullcontext() if model.jit_compile or layouts else in_place(model.optimizer, variables)
+    with update, summed_once(model.optimizer):
         model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
     return logs
 
@@ -49,13 +55,17 @@ def test_step(step, model, data):
     batch = step.batch(model, data)
     micro = step.micro_batches(batch, training=False)
     if micro is None:
-        return step.report(model, step.token_loss(*batch, training=False))
+        return _tested(step, model, step.token_loss(*batch, training=False))
 
     def accumulate(i, sums):
         return i + 1, tuple(add(TokenLoss(*sums), step.token_loss(*_part(micro, i), training=False)))
 
     _, sums = _loop(micro, accumulate, tuple(zero_sums()))
-    return step.report(model, TokenLoss(*sums))
+    return _tested(step, model, sums)
+
+
+def _tested(step, model, sums):
+    return step.report(model, shared(TokenLoss(*summed(tuple(sums)))))
 
 
 def _part(micro, i):
@@ -74,7 +84,9 @@ def sum_of_squares(x):
 
 
 def compiled(function, *arguments):
-    """`function(*arguments)` as one operation."""
+    """`function(*arguments)` as one operation; on a mesh, which XLA does not compile for, as it is."""
+    if on_dtensor():
+        return function(*(x.value if isinstance(x, keras.Variable) else x for x in arguments))
     return _compiled(function)(*arguments)
 
 
