@@ -34,6 +34,10 @@ class Checkpoint(keras.callbacks.Callback):
       order each time: for tf.data `shuffle(n, seed=1, reshuffle_each_iteration=False)`, or
       `shuffle(n, seed=1).repeat()` with `steps_per_epoch`.
 
+    On several devices under JAX, each process writes what its devices hold through orbax (the extra `distributed`), all
+    into one folder that they share; the first one writes the rest. Such a run goes on to the last bit on the same mesh,
+    and on any other mesh, or one device, but for the order of sums.
+
     What other callbacks count (the patience of `EarlyStopping`) begins anew. A run that one of them stopped early is
     not trained further when resumed.
 
@@ -51,6 +55,7 @@ class Checkpoint(keras.callbacks.Callback):
         ValueError: in `fit`, if config, tokenizer, data or optimizer are not those of the saved state, naming what
             differs; when the loss or the gradient becomes NaN or infinite, naming the step and the last good state.
         OSError: if a state cannot be saved or read, naming the folder; older states are untouched.
+        ImportError: on several devices, if orbax is not installed.
         KeyboardInterrupt: after Ctrl-C, when the step is done and saved; after SIGTERM, `SystemExit`.
 
     Example:

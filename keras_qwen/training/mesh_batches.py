@@ -96,9 +96,8 @@ def on_mesh(arguments, *, fill) -> dict:
         )
     if held_out is not None:
         size = get("validation_batch_size") or batch_size
-        arguments["validation_data"] = _batches(
-            distribution, fill, *keras.utils.unpack_x_y_sample_weight(held_out), size, get("validation_steps")
-        )
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(held_out)
+        arguments["validation_data"] = _batches(distribution, fill, x, y, weights, size, get("validation_steps"))
     steps = get("steps_per_epoch") or get("steps")
     arguments["x"] = _batches(
         distribution,

@@ -1,5 +1,6 @@
 """Two processes with four devices each train as one with eight does, and none waits for one that is gone."""
 
+import shutil
 import signal
 import time
 
@@ -16,30 +17,22 @@ rng = np.random.default_rng(1)
 ids = rng.integers(0, config.vocab_size, (22, 17)).astype("int32")
 weights = (rng.random((22, 16)) > 0.3).astype("float32")
 inputs = {"token_ids": ids[:, :-1], "padding_mask": np.ones_like(ids[:, 1:])}
-logits = model.predict(inputs, batch_size=8, verbose=0)
 model.compile(keras.optimizers.AdamW(1e-3))
 losses = []
 
 class Losses(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         losses.append(float(logs["loss"]))
-        if len(losses) == arguments["stop"]:
-            raise KeyError("stop")
 
-def fit():
-    del losses[:]
-    random.seed(3), np.random.seed(3)
-    checkpoint = kq.callbacks.Checkpoint(arguments["out"] + "/run", every=2, best="val_loss")
-    try:
-        model.fit(inputs, ids[:, 1:], sample_weight=weights, batch_size=8, epochs=2, validation_split=0.2, verbose=0,
-                  callbacks=[Losses(), checkpoint])
-    except KeyError:
-        return
-
-fit()
-report(losses=losses, logits=[list(logits.shape), float(np.abs(logits).sum())])
-if not arguments["stop"]:
+random.seed(3), np.random.seed(3)
+checkpoint = kq.callbacks.Checkpoint(arguments["out"] + "/run", every=2, best="val_loss")
+model.fit(inputs, ids[:, 1:], sample_weight=weights, batch_size=8, epochs=2, validation_split=0.2, verbose=0,
+          callbacks=[Losses(), checkpoint])
+report(losses=losses)
+if not arguments["resume"]:
     model.save_pretrained(arguments["out"] + "/saved")
+    logits = model.predict(inputs, batch_size=8, verbose=0)
+    report(logits=[list(logits.shape), float(np.abs(logits).sum())])
     report(evaluated=model.evaluate(inputs, ids[:, 1:], sample_weight=weights, batch_size=8, verbose=0))
     tokenizer = kq.QwenTokenizer.train(["one two three four five six seven"], 270)
     records = [{"text": f"one two three {word}"} for word in ("four", "five", "six", "seven") * 3]
@@ -57,8 +50,8 @@ if not arguments["stop"]:
 
 def test_two_processes_train_as_one_does_and_one_goes_on(on_devices, small_checkpoint, tmp_path):
     settings = dict(folder=small_checkpoint, mesh={"fsdp": 2, "model": 2, "data": 2})
-    [one] = on_devices(TRAINING, out=str(tmp_path / "one"), stop=0, **settings)
-    two = on_devices(TRAINING, devices=4, processes=2, out=str(tmp_path / "two"), stop=0, **settings)
+    [one] = on_devices(TRAINING, out=str(tmp_path / "one"), resume=False, **settings)
+    two = on_devices(TRAINING, devices=4, processes=2, out=str(tmp_path / "two"), resume=False, **settings)
     assert len(one["losses"]) == 6
     for each in two:
         for name in ("losses", "evaluated", "of_chats"):
@@ -76,10 +69,10 @@ def test_two_processes_train_as_one_does_and_one_goes_on(on_devices, small_check
     states = sorted(path.name for path in (tmp_path / "two" / "run").iterdir())
     assert states == ["best", "step_00000004", "step_00000006"]
 
-    # Two processes are stopped in the second epoch; one process, on another mesh, goes on.
-    on_devices(TRAINING, devices=4, processes=2, out=str(tmp_path / "stopped"), stop=5, **settings)
+    # What two processes saved in the second epoch, one process takes up on another mesh.
+    shutil.rmtree(tmp_path / "two" / "run" / "step_00000006")
     settings["mesh"] = {"data": 4, "model": 2}
-    [rest] = on_devices(TRAINING, out=str(tmp_path / "stopped"), stop=0, **settings)
+    [rest] = on_devices(TRAINING, out=str(tmp_path / "two"), resume=True, **settings)
     np.testing.assert_allclose(rest["losses"], one["losses"][4:], rtol=1e-5)
 
 
