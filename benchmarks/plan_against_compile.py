@@ -41,7 +41,6 @@ CASES = [
     dict(_32B, layers=16),
     dict(model="7B", mesh={"model": 4}, batch_size=1, sequence_length=16_384, lora_rank=16, sequence_parallel=True),
     dict(_32B, layers=2),
-    dict(_32B, layers=6),
 ]  # fmt: skip
 
 

@@ -221,7 +221,10 @@ def _held(setup):
             continue
         update = update_partition(split, row.shape, mesh, shard_optimizer=setup.shard_optimizer)
         update_size = math.prod(update.local_shape(row.shape, mesh))
-        gradient = update_size * (4 if is_adapter else wide)
+        # Between devices, gradients of matrices are reduced in the compute dtype, and wait in it.
+        of_matrix = setup.devices > 1 and len(row.shape) == 2 and "vocab" not in row.axes
+        added_up = setup.micro_batch_size is not None
+        gradient = update_size * (4 if is_adapter or added_up else narrow if of_matrix else wide)
         plain = setup.optimizer in ("adamw", "adam", "lion", "sgd")  # whose state has the weights' dtype
         state = OPTIMIZER_BYTES[setup.optimizer] * (wide / 4 if plain and not is_adapter else 1)
         held.optimizer += count * update_size * state
