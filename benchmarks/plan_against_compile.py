@@ -22,6 +22,7 @@ TOPOLOGY = "v5p:2x2x4"
 PACKAGES = ("keras", "jax", "libtpu")
 _MESH = {"fsdp": 2, "model": 8}
 _32B = dict(model="32B", mesh=_MESH, batch_size=8, sequence_length=4096, sequence_parallel=True)
+_FOUR = dict(_32B, mesh={"fsdp": 2, "model": 2}, batch_size=2, sequence_length=2048)
 CASES = [
     dict(model="0.5B", mesh={}, batch_size=4, sequence_length=1024, remat=None),
     dict(model="0.5B", mesh={}, batch_size=1, sequence_length=8192),
@@ -33,13 +34,14 @@ CASES = [
     dict(_32B),
     dict(model="1.5B", mesh={}, batch_size=2, sequence_length=2048, lora_rank=16, quantization="nf4"),
     dict(model="1.5B", mesh={}, batch_size=2, sequence_length=2048, optimizer="adamw-int8"),
-    dict(_32B, mesh={"model": 8}, batch_size=2, sequence_length=2048, lora_rank=16),
-    dict(model="0.5B", mesh={}, batch_size=2, sequence_length=1024, dtype="float32"),
+    dict(_FOUR, lora_rank=16, dtype="bfloat16"),
     dict(model="0.5B", mesh={}, batch_size=8, sequence_length=1024, micro_batch_size=2),
+    dict(_FOUR, dtype="bfloat16", optimizer="adamw-int8"),
+    dict(model="0.5B", mesh={}, batch_size=2, sequence_length=1024, dtype="float32"),
     dict(model="1.5B", mesh={"fsdp": 2, "model": 2}, batch_size=2, sequence_length=32_768, sequence_parallel=True),
+    dict(_FOUR, lora_rank=16, quantization="nf4"),
     dict(model="1.5B", mesh={}, batch_size=2, sequence_length=2048, lora_rank=16, dtype="bfloat16"),
     dict(_32B, layers=16),
-    dict(model="7B", mesh={"model": 4}, batch_size=1, sequence_length=16_384, lora_rank=16, sequence_parallel=True),
     dict(_32B, layers=2),
 ]  # fmt: skip
 

@@ -44,8 +44,8 @@ ACCELERATORS = {
     "TPU v4": Accelerator(32 * _GB, 275e12, 300e9),
 }
 
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_UNITS |= {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "TIB": 2**40}
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS |= {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "TIB": 2**40}
 
 
 def accelerator(name) -> Accelerator | None:
@@ -84,8 +84,8 @@ def memory_bytes(size) -> int:
                 )
             return known.memory
         number, unit = float(match[1]), match[2].upper()
-        if unit and unit not in _UNITS:
-            raise ValueError(f"Memory {size!r} has an unknown unit; known are {', '.join(_UNITS)}.")
+        if unit and unit not in UNITS:
+            raise ValueError(f"Memory {size!r} has an unknown unit; known are {', '.join(UNITS)}.")
     if not number > 0:
         raise ValueError(f"A memory size must be positive, not {size!r}.")
-    return int(number * (_UNITS[unit] if unit else _GB if number < 10_000 else 1))
+    return int(number * (UNITS[unit] if unit else _GB if number < 10_000 else 1))

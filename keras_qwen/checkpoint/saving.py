@@ -18,10 +18,10 @@ from keras_qwen.checkpoint.file_names import (
 )
 from keras_qwen.checkpoint.replacing import replaced_folder
 from keras_qwen.checkpoint.safetensors_files import DTYPES, write_file
+from keras_qwen.hardware import UNITS
 from keras_qwen.ops.processes import written_by_first
 from keras_qwen.parameters import match_variables
 
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _BY_NAME = {str(dtype): dtype for dtype in DTYPES.values()}
 
 
@@ -87,7 +87,7 @@ def parse_size(size) -> int:
     """
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b)\s*", size, re.IGNORECASE)
-        unit = match and _UNITS.get(match[2].upper())
+        unit = match and UNITS.get(match[2].upper())
         if not unit:
             raise ValueError(f"size {size!r} is not understood; write '5GB', '500MB' or a number of bytes.")
         size = int(float(match[1]) * unit)
