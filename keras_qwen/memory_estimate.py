@@ -146,13 +146,13 @@ def _moments(setup):
         "last block": dict(
             gradients=held.head_gradient,
             saved_activations=kept.saved,
-            working_set=kept.block_working,
+            working_set=kept.block_working + held.expanded,
             collectives=held.gathered_block,
         ),
         "first block": dict(
             gradients=max(waiting - held.embedding_gradient - held.block_gradient, 0),
             saved_activations=kept.saved_by_one,
-            working_set=kept.block_working,
+            working_set=kept.block_working + held.expanded,
             collectives=held.gathered_block,
         ),
         "update": dict(gradients=waiting, working_set=arrays * held.embedding_working + kept.residual),
@@ -190,6 +190,7 @@ class _Held:
     embedding_gradient: float = 0
     embedding_working: float = 0
     gathered_block: float = 0
+    expanded: float = 0
     copies: dict = dataclasses.field(default_factory=lambda: {"attention": 0.0, "feed_forward": 0.0})
     block_gradient: float = 0
 
@@ -213,6 +214,9 @@ def _held(setup):
         else:
             held.weights += count * size * (4 if is_adapter else 2 if setup.quantization else wide)
         in_block = count > 1 or "layers_0/" in row.path
+        if in_block and row.quantized is not None and row.part == "codes":
+            # Codes as integers, levels, scales and their product, while a block's matrices are expanded.
+            held.expanded += 4 * 4 * size * math.prod((row.quantized.inputs, row.quantized.outputs)) / row.size
         if in_block and gathered > size:
             held.gathered_block += gathered * narrow
         if in_block and not is_adapter and narrow < wide and row.quantized is None:
@@ -339,5 +343,6 @@ class _Activations:
     def head(self):
         """The logits of a chunk of tokens, as float32 and as slopes; the head in the compute dtype."""
         chunk = min(self.tokens, max(1, LOSS_BUDGET // (4 * self.config.vocab_size)))
-        weights = self.vocab * self.config.hidden_size * self.narrow
+        cast = DTYPE_BYTES[self.setup.dtype][0] > self.narrow and not self.setup.quantization
+        weights = self.vocab * self.config.hidden_size * self.narrow if cast or self.setup.devices > 1 else 0
         return chunk * self.vocab * (4 + self.narrow) + weights
