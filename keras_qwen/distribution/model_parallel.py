@@ -52,9 +52,10 @@ class QwenModelParallel(keras.distribution.ModelParallel):
                 f"A batch of {data_shape[0]} rows cannot be split over the mesh {self.mesh}{share} into {parts} parts: "
                 f"choose a batch_size that is a multiple of {parts}, and leave out the last, smaller batch."
             )
-        return self._batch_layout(data_shape)
+        return self.batch_layout(data_shape)
 
-    def _batch_layout(self, data_shape):
+    def batch_layout(self, data_shape):
+        """How a batch of a shape is split, its rows over `batch_axes`."""
         axes = tuple(axis for axis in self.batch_axes if self.mesh[axis] > 1)
         return self._layout([axes[0] if len(axes) == 1 else axes or None, *[None] * (len(data_shape) - 1)])
 
@@ -73,7 +74,7 @@ class QwenModelParallel(keras.distribution.ModelParallel):
         parts = self.num_model_replicas
         if keras.backend.backend() != "jax" or self.num_processes == 1:
             return [tuple(range(parts))]
-        return self._backend.parts_of_processes(self._batch_layout((parts,)), parts)
+        return self._backend.parts_of_processes(self.batch_layout((parts,)), parts)
 
     @property
     def _process_parts(self):

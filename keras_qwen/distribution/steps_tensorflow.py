@@ -72,7 +72,7 @@ def on_mesh(distribution, batch):
         if x is None or isinstance(x, tf.experimental.Optional):  # which stands for None in a dataset
             return None
         x = tf.convert_to_tensor(x)
-        layout = distribution.get_data_layout(x.shape)
+        layout = distribution.batch_layout(x.shape)
         return spread(x, layout_of(layout if x.shape[0] % distribution.num_model_replicas == 0 else layout.whole()))
 
     return tf.nest.map_structure(put, batch)
