@@ -42,7 +42,6 @@ CASES = [
     dict(_FOUR, lora_rank=16, quantization="nf4"),
     dict(model="1.5B", mesh={}, batch_size=2, sequence_length=2048, lora_rank=16, dtype="bfloat16"),
     dict(_32B, layers=16),
-    dict(_32B, layers=2),
 ]  # fmt: skip
 
 
