@@ -137,7 +137,10 @@ def _moments(setup):
     arrays = 3 if batch_shards(setup.mesh) > 1 else 2
     summed = arrays * held.head_gradient
     # On one device an update follows its gradient at once. Gradients that are still to be reduced are all there first.
-    waiting = held.gradients if setup.devices > 1 else held.head_gradient
+    # So are those of 8-bit moments, whose blocks are scaled in a pass of their own over the new moments in float32.
+    in_passes = setup.optimizer == "adamw-int8"
+    waiting = held.gradients if setup.devices > 1 or in_passes else held.head_gradient
+    unpacked = 3 * held.largest if in_passes else 0
     added_up = held.gradients if setup.micro_batch_size else 0
     moments = {
         "loss": dict(
@@ -155,7 +158,7 @@ def _moments(setup):
             working_set=kept.block_working + held.expanded,
             collectives=held.gathered_block,
         ),
-        "update": dict(gradients=waiting, working_set=arrays * held.embedding_working + kept.residual),
+        "update": dict(gradients=waiting, working_set=max(arrays * held.embedding_working, unpacked) + kept.residual),
     }
     for moment in moments.values():
         moment["gradients"] += added_up
@@ -191,6 +194,7 @@ class _Held:
     embedding_working: float = 0
     gathered_block: float = 0
     expanded: float = 0
+    largest: float = 0
     copies: dict = dataclasses.field(default_factory=lambda: {"attention": 0.0, "feed_forward": 0.0})
     block_gradient: float = 0
 
@@ -232,6 +236,7 @@ def _held(setup):
         plain = setup.optimizer in ("adamw", "adam", "lion", "sgd")  # whose state has the weights' dtype
         state = OPTIMIZER_BYTES[setup.optimizer] * (wide / 4 if plain and not is_adapter else 1)
         held.optimizer += count * update_size * state
+        held.largest = max(held.largest, 4 * update_size)
         held.gradients += count * gradient
         held.block_gradient += gradient if in_block else 0
         if "vocab" in row.axes:

@@ -65,7 +65,7 @@ def test_order(setup):
     assert total(dataclasses.replace(setup, batch_size=2 * setup.batch_size)) >= one
     assert total(dataclasses.replace(setup, sequence_length=2 * setup.sequence_length)) >= one
     assert total(dataclasses.replace(setup, micro_batch_size=4)) <= one
-    assert total(dataclasses.replace(setup, optimizer="adamw-int8")) <= one
+    assert estimate(dataclasses.replace(setup, optimizer="adamw-int8"))["optimizer"] < estimate(setup)["optimizer"] / 3
     assert total(dataclasses.replace(setup, remat="block")) <= one * 1.01
     block = dataclasses.replace(setup, remat="block")
     assert total(dataclasses.replace(block, sequence_parallel=True)) <= total(block)
