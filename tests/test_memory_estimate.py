@@ -64,7 +64,8 @@ def test_order(setup):
     assert one > 0 and min(estimate(setup).values()) >= 0
     assert total(dataclasses.replace(setup, batch_size=2 * setup.batch_size)) >= one
     assert total(dataclasses.replace(setup, sequence_length=2 * setup.sequence_length)) >= one
-    assert total(dataclasses.replace(setup, micro_batch_size=4)) <= one
+    micro = dataclasses.replace(setup, micro_batch_size=4)
+    assert total(dataclasses.replace(micro, batch_size=2 * setup.batch_size)) == total(micro)
     assert estimate(dataclasses.replace(setup, optimizer="adamw-int8"))["optimizer"] < estimate(setup)["optimizer"] / 3
     assert total(dataclasses.replace(setup, remat="block")) <= one * 1.01
     block = dataclasses.replace(setup, remat="block")
