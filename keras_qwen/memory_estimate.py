@@ -141,7 +141,8 @@ def _moments(setup):
     in_passes = setup.optimizer == "adamw-int8"
     waiting = held.gradients if setup.devices > 1 or in_passes else held.head_gradient
     unpacked = 3 * held.largest if in_passes else 0
-    added_up = held.gradients if setup.micro_batch_size else 0
+    # A micro-batch's own gradients are all there before they are added up, with the arrays the head's went through.
+    added_up, own = (held.gradients, held.gradients + summed) if setup.micro_batch_size else (0, 0)
     moments = {
         "loss": dict(
             gradients=summed, saved_activations=kept.saved, logits_chunk=kept.head, working_set=2 * kept.whole
@@ -158,7 +159,9 @@ def _moments(setup):
             working_set=kept.block_working + held.expanded,
             collectives=held.gathered_block,
         ),
-        "update": dict(gradients=waiting, working_set=max(arrays * held.embedding_working, unpacked) + kept.residual),
+        "update": dict(
+            gradients=max(waiting, own), working_set=max(arrays * held.embedding_working, unpacked) + kept.residual
+        ),
     }
     for moment in moments.values():
         moment["gradients"] += added_up
