@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Distributions whose modules have another name.
 MODULE_NAMES = {"absl-py": "absl", "huggingface-hub": "huggingface_hub", "pyyaml": "yaml"}
 # Imported inside functions only, where a backend or a peer is at hand.
-OPTIONAL = {"tensorflow", "jax", "torch", "keras_hub", "pyarrow"}
+OPTIONAL = {"tensorflow", "jax", "torch", "keras_hub", "pyarrow", "orbax"}
 
 
 def requirement_names(requirements):

@@ -19,7 +19,7 @@ from keras_qwen.ops.attention_backend import backend_module
 from keras_qwen.ops.placement import check_model, whole
 from keras_qwen.parameters import is_adapter_path, parameter_table, quantized_table
 from keras_qwen.training.fitting import all_arguments, prepared_fit, training_settings
-from keras_qwen.training.mesh_batches import on_mesh
+from keras_qwen.training.mesh_batches import MeshBatches, on_mesh
 
 INPUT_NAMES = ("token_ids", "padding_mask", "segment_ids", "position_ids")
 
@@ -84,8 +84,9 @@ class QwenModel(QuantizationMethods, FreezingMethods, MeshFunctions, SeveralProc
         arguments = on_mesh(all_arguments(predict, x, *args, **kwargs), fill=True)
         with processes.explained():
             outputs = predict(**arguments)
-        filled = any(not real.all() for real in getattr(arguments["x"], "real", ()))  # with rows, for the mesh
-        return outputs[np.concatenate(arguments["x"].real)[: len(outputs)]] if filled else outputs
+        real = arguments["x"].real if isinstance(arguments["x"], MeshBatches) else []
+        filled = any(not rows.all() for rows in real)  # with rows, for the mesh
+        return outputs[np.concatenate(real)[: len(outputs)]] if filled else outputs
 
     def predict_step(self, *args):
         outputs = super().predict_step(*args)

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_qwen.ops.linear_cross_entropy import TokenLoss
-from keras_qwen.ops.placement import constrained, on_dtensor, update_layouts
+from keras_qwen.ops.placement import constrained, on_dtensor, placed, update_layouts
 from keras_qwen.training.adam_tensorflow import in_place
 from keras_qwen.training.replicas_tensorflow import shared, summed, summed_once
 from keras_qwen.training.step import add, zero_sums
@@ -69,7 +69,7 @@ def _tested(step, model, sums):
 
 
 def _part(micro, i):
-    return tf.nest.map_structure(lambda x: x[i], micro)
+    return tf.nest.map_structure(lambda x: placed(x[i], "batch", *["length"] * (len(x.shape) - 2)), micro)
 
 
 def _loop(micro, body, *state):
