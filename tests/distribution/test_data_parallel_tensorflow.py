@@ -43,7 +43,7 @@ def start(*arguments, **environment):
     return subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def finish(process, timeout=90):
+def finish(process, timeout=300):
     try:
         output, errors = process.communicate(timeout=timeout)
     finally:

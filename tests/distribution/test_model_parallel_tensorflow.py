@@ -34,7 +34,7 @@ def start(script, *arguments):
 
 def result_of(process):
     try:
-        output, errors = process.communicate(timeout=240)
+        output, errors = process.communicate(timeout=400)
     finally:
         process.kill()
     assert process.returncode == 0, errors[-3000:]
