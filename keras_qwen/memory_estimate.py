@@ -14,6 +14,7 @@ import dataclasses
 import math
 
 from keras_qwen.config import QwenConfig
+from keras_qwen.ops.linear_cross_entropy import DEFAULT_MEMORY_BUDGET
 from keras_qwen.ops.quantization import KINDS
 from keras_qwen.parameters import (
     adapter_table,
@@ -41,10 +42,6 @@ DTYPE_BYTES = {
     "bfloat16": (2, 2),
     "float16": (2, 2),
 }
-LOSS_BUDGET = 192 * 2**20
-"""Bytes of a chunk's logits, all vocabulary; the default of `keras_qwen.ops.linear_cross_entropy`."""
-
-
 USABLE = 0.94
 """The share of a device's memory to count on: the rest is the driver's, the libraries', and gaps."""
 
@@ -277,7 +274,6 @@ class _Activations:
         self.kv_heads = kv_heads // model if kv_heads % model == 0 else kv_heads
         self.mlp = config.intermediate_size // (model if config.intermediate_size % model == 0 else 1)
         self.vocab = config.vocab_size // (model if config.vocab_size % model == 0 else 1)
-        self.frozen = setup.lora_rank is not None
 
     @property
     def residual(self):
@@ -350,7 +346,7 @@ class _Activations:
     @property
     def head(self):
         """The logits of a chunk of tokens, as float32 and as slopes; the head in the compute dtype."""
-        chunk = min(self.tokens, max(1, LOSS_BUDGET // (4 * self.config.vocab_size)))
+        chunk = min(self.tokens, max(1, DEFAULT_MEMORY_BUDGET // (4 * self.config.vocab_size)))
         cast = DTYPE_BYTES[self.setup.dtype][0] > self.narrow and not self.setup.quantization
         weights = self.vocab * self.config.hidden_size * self.narrow if cast or self.setup.devices > 1 else 0
         return chunk * self.vocab * (4 + self.narrow) + weights

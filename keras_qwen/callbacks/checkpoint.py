@@ -90,9 +90,8 @@ class Checkpoint(keras.callbacks.Callback):
         """The arguments of `fit` for the rest of the run; see `keras_qwen.training.fitting`."""
         self.states.clean()
         self._depends_on = fingerprint(model, arguments)
-        drawn = processes.of_first(
-            random.randint(0, 2**31 - 1)
-        )  # in every run, so that what Python draws later is the same in each
+        # In every run, so that what Python draws later is the same in each.
+        drawn = processes.of_first(random.randint(0, 2**31 - 1))
         self._order_seed = drawn if self.seed is None else self.seed
         self._position = dict(epoch=arguments["initial_epoch"], batch=0)
         self._step, self._history, self._epochs, self._best_value = 0, {}, [], None

@@ -35,6 +35,11 @@ def accelerator_memory() -> int | None:
     return None if _backend().device_name() is None else _backend().device_memory().limit
 
 
+def operation_error() -> type[Exception]:
+    """What the backend raises where an operation fails, for want of memory, say."""
+    return _backend().OPERATION_ERROR
+
+
 def peak_flops(compute_dtype) -> float | None:
     """What the device, or all devices of the mesh, can do in a second; None where it is not known.
 

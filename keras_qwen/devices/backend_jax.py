@@ -4,6 +4,8 @@ import jax
 
 from keras_qwen.devices import Memory
 
+OPERATION_ERROR = jax.errors.JaxRuntimeError
+
 
 def device_name():
     device = jax.local_devices()[0]

@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from keras_qwen.devices import Memory
 
+OPERATION_ERROR = tf.errors.OpError
+
 
 def device_name():
     devices = tf.config.list_physical_devices("GPU")

@@ -4,6 +4,8 @@ import torch
 
 from keras_qwen.devices import Memory
 
+OPERATION_ERROR = RuntimeError
+
 
 def device_name():
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None

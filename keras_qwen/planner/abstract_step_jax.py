@@ -37,7 +37,7 @@ def devices_for(topology, count):
 
         try:
             devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-        except Exception as problem:
+        except RuntimeError as problem:
             raise ValueError(f"libtpu does not know the topology {topology!r}: {problem}") from problem
     if len(devices) < count:
         raise ValueError(f"The topology {topology!r} has {len(devices)} devices, the mesh needs {count}.")

@@ -64,7 +64,7 @@ def _trains(model, rows, sequence_length):
     try:
         model.train_on_batch({"token_ids": ids}, ids)
         return True
-    except Exception as problem:
+    except (RuntimeError, devices.operation_error()) as problem:
         if not any(word in str(problem).lower() for word in ("resource_exhausted", "out of memory", "oom")):
             raise
         return False

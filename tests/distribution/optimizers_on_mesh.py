@@ -1,7 +1,7 @@
 # ruff: noqa: E402
 """Steps of Keras's optimizers on a mesh of TensorFlow's and on one device; prints the largest differences as JSON.
 
-Run by `test_optimizers_tensorflow.py`, because devices have to be simulated before TensorFlow starts.
+Run by `test_model_parallel_tensorflow.py`, because devices have to be simulated before TensorFlow starts.
 """
 
 import json
