@@ -1,22 +1,19 @@
 """`data_parallel` on TensorFlow against one device: replicas in one process, and processes of which one is killed."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
 import keras_qwen as kq
+from tests.distribution.started import finish, result_of, start
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("the TensorFlow side", allow_module_level=True)
 
-SCRIPT = Path(__file__).parent / "replicas_tensorflow.py"
+SCRIPT = "replicas_tensorflow.py"
 
 
 @pytest.fixture(scope="module")
@@ -37,26 +34,6 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-def start(*arguments, **environment):
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    settings = {**os.environ, **environment}
-    return subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def finish(process, timeout=300):
-    try:
-        output, errors = process.communicate(timeout=timeout)
-    finally:
-        process.kill()
-    return process.returncode, output, errors
-
-
-def result_of(process):
-    code, output, errors = finish(process)
-    assert code == 0, errors[-3000:]
-    return json.loads(output.strip().splitlines()[-1])
-
-
 def assert_same(one, several):
     for name, values in one["weights"].items():
         np.testing.assert_allclose(several["weights"][name], values, atol=2e-5, err_msg=name)
@@ -66,7 +43,7 @@ def assert_same(one, several):
 
 
 def test_replicas_give_the_numbers_of_one_device(checkpoint):
-    one, several = map(result_of, [start(checkpoint, 1), start(checkpoint, 2)])
+    one, several = map(result_of, [start(SCRIPT, checkpoint, 1), start(SCRIPT, checkpoint, 2)])
     assert_same(one, several)
     np.testing.assert_allclose(several["evaluate"], one["evaluate"], rtol=1e-5)
     assert len(one["steps"]) == 6
@@ -86,12 +63,12 @@ def workers(checkpoint, folder, die_after=None):
     for index in range(2):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         dies = [die_after] if die_after and index == 1 else []
-        started.append(start(checkpoint, "workers", folder / str(index), *dies, TF_CONFIG=json.dumps(config)))
+        started.append(start(SCRIPT, checkpoint, "workers", folder / str(index), *dies, TF_CONFIG=json.dumps(config)))
     return started
 
 
 def test_killed_and_restarted_workers_give_the_numbers_of_one_device(checkpoint, tmp_path):
-    alone = start(checkpoint, 1, tmp_path / "unused")
+    alone = start(SCRIPT, checkpoint, 1, tmp_path / "unused")
     first, second = workers(checkpoint, tmp_path, die_after=3)
     assert finish(second)[0] == -9
     code, _, errors = finish(first)  # it does not hang

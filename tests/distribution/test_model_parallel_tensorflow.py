@@ -1,20 +1,17 @@
 """A mesh of TensorFlow's DTensor against one device: losses, weights, logits, tokens, and what lies where."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
 import keras_qwen as kq
+from tests.distribution.started import result_of, start
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("the TensorFlow side", allow_module_level=True)
 
-HERE = Path(__file__).parent
 SHAPE = dict(
     hidden_size=16,
     intermediate_size=32,
@@ -25,20 +22,6 @@ SHAPE = dict(
     initializer_range=0.2,
     max_position_embeddings=128,
 )
-
-
-def start(script, *arguments):
-    command = [sys.executable, str(HERE / script), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def result_of(process):
-    try:
-        output, errors = process.communicate(timeout=400)
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors[-3000:]
-    return json.loads(output.strip().splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
