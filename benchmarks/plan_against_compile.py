@@ -14,6 +14,7 @@ import sys
 from benchmarks.harness import RESULTS
 from keras_qwen.collectives import bytes_by_axis
 from keras_qwen.config import QwenConfig
+from keras_qwen.hardware import memory_bytes
 from keras_qwen.memory_estimate import Setup, estimate
 from keras_qwen.planner.plan import MemoryPlan
 from keras_qwen.planner.published import published
@@ -34,7 +35,7 @@ CASES = [
     dict(_32B),
     dict(model="1.5B", mesh={}, batch_size=2, sequence_length=2048, lora_rank=16, quantization="nf4"),
     dict(model="1.5B", mesh={}, batch_size=2, sequence_length=2048, optimizer="adamw-int8"),
-    dict(_FOUR, lora_rank=16, dtype="bfloat16"),
+    dict(_FOUR, lora_rank=16, dtype="bfloat16", device_memory="24GB"),
     dict(model="0.5B", mesh={}, batch_size=8, sequence_length=1024, micro_batch_size=2),
     dict(_FOUR, dtype="bfloat16", optimizer="adamw-int8"),
     dict(model="0.5B", mesh={}, batch_size=2, sequence_length=1024, dtype="float32"),
@@ -48,11 +49,12 @@ CASES = [
 def plan_of(case) -> MemoryPlan:
     """The plan of a case."""
     settings = dict(case)
+    memory = settings.pop("device_memory", None)
     layers, config = settings.pop("layers", None), published(f"Qwen2.5-{settings.pop('model')}")
     if layers:
         config = QwenConfig.from_hf({**config.to_hf(), "num_hidden_layers": layers, "layer_types": None})
     setup = Setup(config, **settings)
-    return MemoryPlan(setup, estimate(setup))
+    return MemoryPlan(setup, estimate(setup), memory and memory_bytes(memory))
 
 
 def main():

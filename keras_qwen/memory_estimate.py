@@ -33,7 +33,7 @@ CATEGORIES = (
     "logits_chunk",
     "collectives",
 )
-OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "lion": 4, "sgd": 0, "adamw-bfloat16": 4, "adamw-int8": 2 + 8 / 256}
+OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "lion": 4, "sgd": 0, "adamw-bfloat16": 4, "adamw-int8": 2 + 8 / 128}
 """Bytes of state for each trained float32 weight; the last two are `keras_qwen.training.AdamW(moments=...)`."""
 DTYPE_BYTES = {
     "float32": (4, 4),
@@ -134,10 +134,7 @@ def _moments(setup):
     arrays = 3 if batch_shards(setup.mesh) > 1 else 2
     summed = arrays * held.head_gradient
     # On one device an update follows its gradient at once. Gradients that are still to be reduced are all there first.
-    # So are those of 8-bit moments, whose blocks are scaled in a pass of their own over the new moments in float32.
-    in_passes = setup.optimizer == "adamw-int8"
-    waiting = held.gradients if setup.devices > 1 or in_passes else held.head_gradient
-    unpacked = 3 * held.largest if in_passes else 0
+    waiting = held.gradients if setup.devices > 1 else held.head_gradient
     # A micro-batch's own gradients are all there before they are added up, with the arrays the head's went through.
     added_up, own = (held.gradients, held.gradients + summed) if setup.micro_batch_size else (0, 0)
     moments = {
@@ -157,7 +154,7 @@ def _moments(setup):
             collectives=held.gathered_block,
         ),
         "update": dict(
-            gradients=max(waiting, own), working_set=max(arrays * held.embedding_working, unpacked) + kept.residual
+            gradients=max(waiting, own), working_set=arrays * held.embedding_working + kept.residual
         ),
     }
     for moment in moments.values():
@@ -194,7 +191,6 @@ class _Held:
     embedding_working: float = 0
     gathered_block: float = 0
     expanded: float = 0
-    largest: float = 0
     copies: dict = dataclasses.field(default_factory=lambda: {"attention": 0.0, "feed_forward": 0.0})
     block_gradient: float = 0
 
@@ -236,7 +232,6 @@ def _held(setup):
         plain = setup.optimizer in ("adamw", "adam", "lion", "sgd")  # whose state has the weights' dtype
         state = OPTIMIZER_BYTES[setup.optimizer] * (wide / 4 if plain and not is_adapter else 1)
         held.optimizer += count * update_size * state
-        held.largest = max(held.largest, 4 * update_size)
         held.gradients += count * gradient
         held.block_gradient += gradient if in_block else 0
         if "vocab" in row.axes:

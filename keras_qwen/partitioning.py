@@ -41,6 +41,18 @@ def checked_mesh(mesh) -> dict[str, int]:
     return {axis: int(size) for axis, size in mesh.items()}
 
 
+def mesh_sizes(device_mesh) -> dict[str, int]:
+    """A `DeviceMesh` as `{axis: size}`."""
+    return dict(zip(device_mesh.axis_names, map(int, device_mesh.shape), strict=True))
+
+
+def divides(layout, shape):
+    """Whether a Keras layout splits a tensor of a shape into equal parts."""
+    sizes = mesh_sizes(layout.device_mesh)
+    parts = [axes if isinstance(axes, tuple) else (axes,) if axes else () for axes in layout.axes]
+    return all(size % math.prod(sizes[axis] for axis in axes) == 0 for size, axes in zip(shape, parts, strict=True))
+
+
 def devices_of(mesh) -> int:
     """The number of devices of a mesh."""
     return math.prod(mesh.values())

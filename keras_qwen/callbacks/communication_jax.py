@@ -7,6 +7,7 @@ import jax
 import keras
 
 from keras_qwen.collectives import bytes_by_axis, read_collectives
+from keras_qwen.partitioning import mesh_sizes
 from keras_qwen.training.lowering_jax import lowered_step
 
 _COLLECTIVE = re.compile(r"all-?reduce|all-?gather|reduce-?scatter|all-?to-?all|collective-?permute|nccl", re.I)
@@ -23,8 +24,7 @@ def collectives(model, shapes):
     inputs = {name: spec(*shape) for name, shape in shapes.inputs.items()}
     data = inputs, spec(shapes.rows, "int32"), spec(shapes.rows, "float32")
     text = lowered_step(model, data, lambda variable: variable.value.sharding).compile().as_text()
-    mesh = dict(zip(distribution.device_mesh.axis_names, distribution.device_mesh.shape, strict=True))
-    found = read_collectives(text, mesh)
+    found = read_collectives(text, mesh_sizes(distribution.device_mesh))
     return found, bytes_by_axis(found)
 
 

@@ -9,7 +9,7 @@ from keras_qwen.config import QwenConfig
 from keras_qwen.keras_private import AxesLayout
 from keras_qwen.ops.quantization import KINDS
 from keras_qwen.parameters import adapter_table, parameter_table, projections, quantized_table, replaceable
-from keras_qwen.partitioning import checked_mesh, devices_of, partition
+from keras_qwen.partitioning import checked_mesh, devices_of, mesh_sizes, partition
 
 _LAYER = re.compile(r"layers_\d+")
 
@@ -34,7 +34,7 @@ class QwenLayoutMap(keras.distribution.LayoutMap):
     @property
     def mesh(self) -> dict[str, int]:
         """The mesh as `{axis: size}`."""
-        return dict(zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True))
+        return mesh_sizes(self.device_mesh)
 
     def pattern_of(self, path):
         """The rule that a variable's path matches, or None.
@@ -63,7 +63,7 @@ def device_mesh(mesh, devices=None) -> keras.distribution.DeviceMesh:
         (2, 4)
     """
     if isinstance(mesh, keras.distribution.DeviceMesh):
-        checked_mesh(dict(zip(mesh.axis_names, map(int, mesh.shape), strict=True)))
+        checked_mesh(mesh_sizes(mesh))
         return mesh
     mesh = checked_mesh(mesh)
     devices = list(keras.distribution.list_devices() if devices is None else devices)
@@ -139,6 +139,6 @@ def _pattern(path):
 
 def local_size(layout, shape):
     """Elements of one device's part of a tensor."""
-    mesh = dict(zip(layout.device_mesh.axis_names, layout.device_mesh.shape, strict=True))
+    mesh = mesh_sizes(layout.device_mesh)
     named = [name for axes in layout.axes for name in (axes if isinstance(axes, tuple) else (axes,)) if name]
     return math.prod(shape) // math.prod(mesh[name] for name in named)

@@ -94,6 +94,9 @@ def compiled(request):
     step = lowered(request)
     traced = time.perf_counter()
     done = step.compile()
+    limit = request["device_memory"]
+    if limit and request["topology"] != "cpu" and total(done.memory_analysis()) > limit:
+        done = compiled_within(step, limit) or done
     memory = done.memory_analysis()
     return {
         "argument_bytes": memory.argument_size_in_bytes,
@@ -104,6 +107,25 @@ def compiled(request):
         "compile_seconds": time.perf_counter() - traced,
         "collectives": [dataclasses.asdict(one) for one in read_collectives(done.as_text(), request["mesh"])],
     }
+
+
+def total(memory):
+    """Bytes of a device, of JAX's `memory_analysis`."""
+    outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + memory.temp_size_in_bytes + outputs
+
+
+def compiled_within(step, memory):
+    """The step compiled for devices with less memory than the topology's have; None if it does not fit.
+
+    The compiler's scheduler puts off what can wait, such as the gradients of adapters, as long as there is room.
+    """
+    try:
+        return step.compile(compiler_options={"xla_tpu_max_hbm_size_mib": str(memory // 2**20)})
+    except jax.errors.JaxRuntimeError as problem:
+        if "RESOURCE_EXHAUSTED" not in str(problem):
+            raise
+        return None
 
 
 def main():

@@ -50,14 +50,20 @@ class CompiledStep:
         return self.argument_bytes + self.temp_bytes + self.output_bytes - self.alias_bytes
 
     @property
+    def fits(self) -> bool | None:
+        """Whether it fits into the plan's `usable_bytes`; None where the device's memory was not said."""
+        return None if self.plan.usable_bytes is None else self.total_bytes <= self.plan.usable_bytes
+
+    @property
     def error(self) -> float:
         """How far the plan's estimate is off: 0.05 for 5 % too much."""
         return self.plan.total_bytes / self.total_bytes - 1
 
     def __str__(self):
+        fits = {None: "", True: ", fits", False: ", does not fit"}[self.fits]
         return (
             f"compiled for {self.topology}: {gigabytes(self.argument_bytes)} arguments + "
-            f"{gigabytes(self.temp_bytes)} temporaries = {gigabytes(self.total_bytes)} on each device; estimated "
+            f"{gigabytes(self.temp_bytes)} temporaries = {gigabytes(self.total_bytes)} on each device{fits}; estimated "
             f"{gigabytes(self.plan.total_bytes)} ({self.error:+.1%}); {self.compile_seconds:.0f} s"
         )
 
@@ -80,6 +86,7 @@ def compile_plan(plan, topology) -> CompiledStep:
         "mesh": setup.mesh or {"data": 1},
         "topology": topology,
         "attention": "auto",
+        "device_memory": plan.usable_bytes,
     }
     environment = os.environ | _NO_TPU | {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"}
     if topology == "cpu":

@@ -125,7 +125,9 @@ class MemoryPlan:
         """The compiler's own account of the real training step, for devices that need not exist.
 
         In a process of its own, on JAX, the model is made without memory, its step lowered for the devices and
-        compiled. It takes minutes for large models.
+        compiled. It takes minutes for large models. A compiler uses the room there is: if the plan has a
+        `device_memory` and the step takes more on the topology's devices, it is compiled again for devices that have no
+        more than `usable_bytes`, and the figures are of that unless it does not fit.
 
         Args:
             topology: `"cpu"` for simulated CPU devices, whose compiler ignores remat; or what libtpu calls an

@@ -15,7 +15,7 @@ def in_place(optimizer, variables):
 
     Keras writes a step as a dozen operations, which outside of XLA each have a result of the weight's size; and its
     weight decay, which waits for no gradient, runs during the forward pass, where it has to copy what is being read.
-    Here they are two operations that are part of TensorFlow, called when the gradient is there.
+    Here they are two operations that are part of TensorFlow, each of which runs as soon as its gradient is there.
 
     Args:
         optimizer: any Keras optimizer, or a `LossScaleOptimizer` around one; of others than Adam and AdamW nothing
@@ -36,27 +36,28 @@ def _update(optimizer, gradient, variable, learning_rate):
     dtype = variable.dtype
     rate, step = tf.cast(learning_rate, dtype), tf.cast(optimizer.iterations + 1, dtype)
     first, second = (moment.value for moment in keras_private.adam_moments(optimizer, variable))
-    with tf.control_dependencies([gradient]):
-        decay = keras_private.weight_decay(optimizer, variable)
-        if decay:
-            # w = (w - tiny * gradient) / (1 + tiny * l2), the one operation that scales a variable where it lies.
-            decay = rate * tf.cast(decay, dtype)
-            tf.raw_ops.ResourceApplyProximalGradientDescent(
-                var=variable.handle,
-                alpha=tf.cast(_TINY, dtype),
-                l1=tf.zeros((), dtype),
-                l2=decay / (1 - decay) / _TINY,
-                delta=gradient,
-            )
-        tf.raw_ops.ResourceApplyAdam(
+    # Neither operation starts without its gradient. Said as a control dependency, that would keep all gradients: TensorFlow
+    # merges the powers below, which are the same for all variables, into one that waits for all of them.
+    decay = keras_private.weight_decay(optimizer, variable)
+    if decay:
+        # w = (w - tiny * gradient) / (1 + tiny * l2), the one operation that scales a variable where it lies.
+        decay = rate * tf.cast(decay, dtype)
+        tf.raw_ops.ResourceApplyProximalGradientDescent(
             var=variable.handle,
-            m=first.handle,
-            v=second.handle,
-            beta1_power=tf.pow(tf.cast(optimizer.beta_1, dtype), step),
-            beta2_power=tf.pow(tf.cast(optimizer.beta_2, dtype), step),
-            lr=rate,
-            beta1=tf.cast(optimizer.beta_1, dtype),
-            beta2=tf.cast(optimizer.beta_2, dtype),
-            epsilon=tf.cast(optimizer.epsilon, dtype),
-            grad=gradient,
+            alpha=tf.cast(_TINY, dtype),
+            l1=tf.zeros((), dtype),
+            l2=decay / (1 - decay) / _TINY,
+            delta=gradient,
         )
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=first.handle,
+        v=second.handle,
+        beta1_power=tf.pow(tf.cast(optimizer.beta_1, dtype), step),
+        beta2_power=tf.pow(tf.cast(optimizer.beta_2, dtype), step),
+        lr=rate,
+        beta1=tf.cast(optimizer.beta_1, dtype),
+        beta2=tf.cast(optimizer.beta_2, dtype),
+        epsilon=tf.cast(optimizer.epsilon, dtype),
+        grad=gradient,
+    )

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_qwen import keras_private
+from keras_qwen.partitioning import divides
 from keras_qwen.training.moments import Bfloat16Moments, moment_storage
 from keras_qwen.training.rounding import random_bits, stochastic_bfloat16
 
@@ -27,8 +28,9 @@ class AdamW(keras_private.OwnUpdate):
     Args:
         learning_rate, weight_decay, beta_1, beta_2, epsilon, ...: as of `keras.optimizers.AdamW`.
         moments: how the two moments are kept. None as in Keras, in the weights' dtype: 8 bytes a float32 weight.
-            `"bfloat16"`: 4 bytes a weight. `"int8"`: 2 bytes and a scale for each block of 32 to 256; tensors below
-            4096 entries stay float32. Both are rounded stochastically, and computed with in float32.
+            `"bfloat16"`: 4 bytes a weight. `"int8"`: 2 bytes and a scale for each block of 128 (64, 32) numbers of a
+            row; vectors, and tensors below 4096 entries, stay float32. Both are rounded stochastically, and computed
+            with in float32.
         undecayed: names of variables (the last part of their path) without weight decay.
         stochastic_rounding: rounds bfloat16 weights up or down with the probability that keeps small updates on
             average, which rounding to nearest loses; for models with `dtype="bfloat16"`.
@@ -80,8 +82,9 @@ class AdamW(keras_private.OwnUpdate):
             self._states.append([self._add_state(variable, *kept) for kept in storage.state(tuple(variable.shape))])
 
     def _add_state(self, variable, name, shape, dtype):
-        # Scales have a layout of their own, because a mesh need not divide their last dimension.
-        layout = getattr(variable, "_layout", None) if tuple(variable.shape) == shape else None
+        layout = keras_private.layout_of(variable)
+        if layout is not None and not divides(layout, shape):
+            layout = None  # scales of blocks that the mesh splits in the middle
         name = f"{variable.path.replace('/', '_')}_{name}"
         return self.add_variable(shape, initializer="zeros", dtype=dtype, layout=layout, name=name)
 
@@ -103,27 +106,35 @@ class AdamW(keras_private.OwnUpdate):
             1.0 - rate * keras_private.weight_decay(self, variable),
             step * 7919 + index * 104729,  # another seed for each step and variable
         )
-        updated, state_values = self._compiled(
+        updated, state_values = self._backend.compiled(
             self._updated, storage, numbers, ops.convert_to_tensor(variable), gradient, [x.value for x in state]
         )
         for kept, value in zip([variable, *state], [updated, *state_values], strict=True):
             self.assign(kept, value)
 
     @property
-    def _compiled(self):
-        """Calls a function of tensors as one compiled operation, which has no arrays for what is in between."""
-        return importlib.import_module(f"keras_qwen.training.step_{keras.backend.backend()}").compiled
+    def _backend(self):
+        """Has `compiled`, which calls a function of tensors as one operation without arrays for what is in between."""
+        return importlib.import_module(f"keras_qwen.training.step_{keras.backend.backend()}")
 
     def _updated(self, storage, numbers, weights, gradient, state):
         rate, kept, seed = numbers
-        dtype, gradient = weights.dtype, ops.cast(gradient, "float32")
-        first, second = storage.read(state)
-        first = first + (gradient - first) * (1.0 - self.beta_1)
-        second = second + (ops.square(gradient) - second) * (1.0 - self.beta_2)
+        dtype = weights.dtype
+
+        def moments(state, gradient):
+            first, second = storage.read(state)
+            gradient = ops.cast(gradient, "float32")
+            first = first + (gradient - first) * (1.0 - self.beta_1)
+            return first, second + (ops.square(gradient) - second) * (1.0 - self.beta_2)
+
+        # Scales come from all numbers of a block. For them the moments are computed once more, and not kept: in float32
+        # those of the largest matrix alone would take more than 8 bits save.
+        scales = storage.scales(lambda: moments(*self._backend.apart((state, gradient))))
+        first, second = moments(state, gradient)
         weights = ops.cast(weights, "float32") * kept - rate * first / (ops.sqrt(second) + self.epsilon)
         if self.stochastic_rounding:
             weights = stochastic_bfloat16(weights, random_bits(weights.shape, seed + 1))
-        return ops.cast(weights, dtype), storage.write(first, second, seed)
+        return ops.cast(weights, dtype), storage.write(first, second, scales, seed)
 
     def get_config(self):
         return {

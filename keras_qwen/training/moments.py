@@ -7,8 +7,8 @@ from keras import ops
 
 from keras_qwen.training.rounding import random_bits, stochastic_bfloat16, uniform
 
-_LONGEST_BLOCK = 256
-_SHORTEST_BLOCK = 32
+_BLOCKS = (128, 64, 32)  # numbers of a row that share a scale: the first that divides it
+_TILE = 8  # rows; see `_blocks`
 _SMALLEST = 4096  # entries; below, 8 bits save nothing worth having
 
 
@@ -17,8 +17,8 @@ def moment_storage(name, shape):
     """The storage for a variable of a shape: `"bfloat16"` or `"int8"`; float32 where blocks would be too small."""
     if name == "bfloat16":
         return Bfloat16Moments()
-    block = next((n for n in range(_LONGEST_BLOCK, 0, -1) if shape and shape[-1] % n == 0), 1)
-    if block < _SHORTEST_BLOCK or math.prod(shape) < _SMALLEST:
+    block = next((block for block in _BLOCKS if len(shape) > 1 and shape[-1] % block == 0), None)
+    if block is None or math.prod(shape) < _SMALLEST:
         return Float32Moments()
     return Int8Moments(block)
 
@@ -27,7 +27,8 @@ class Float32Moments:
     """Both moments as they are.
 
     A storage has `state(shape)`, a list of `(name, shape, dtype)` of what it keeps; `read(state)`, the float32 moments
-    (first, second); and `write(first, second, seed)`, the new state.
+    (first, second); `scales(moments)`, what has to be known of all numbers before one can be written, where `moments` is
+    a function that returns both; and `write(first, second, scales, seed)`, the new state.
     """
 
     def state(self, shape):
@@ -36,7 +37,10 @@ class Float32Moments:
     def read(self, state):
         return state
 
-    def write(self, first, second, seed):
+    def scales(self, moments):
+        return ()
+
+    def write(self, first, second, scales, seed):
         return first, second
 
 
@@ -49,7 +53,10 @@ class Bfloat16Moments:
     def read(self, state):
         return tuple(ops.cast(x, "float32") for x in state)
 
-    def write(self, first, second, seed):
+    def scales(self, moments):
+        return ()
+
+    def write(self, first, second, scales, seed):
         bits = random_bits(first.shape, seed)
         return stochastic_bfloat16(first, bits), stochastic_bfloat16(second, ops.right_shift(bits, 16))
 
@@ -81,22 +88,23 @@ class Int8Moments:
         first, first_scale, second, second_scale = state
         return _scaled(_signed_square(first), first_scale), _scaled(_fourth_power(second), second_scale)
 
-    def write(self, first, second, seed):
+    def scales(self, moments):
+        first, second = moments()
+        shape = (*first.shape[:-1], first.shape[-1] // self.block)
+        return tuple(ops.reshape(ops.max(_blocks(ops.abs(x), shape[-1]), axis=-1), shape) for x in (first, second))
+
+    def write(self, first, second, scales, seed):
+        first_scale, second_scale = scales
         bits = random_bits(first.shape, seed)
-        unit, first_scale = self._scales(first)
+        unit = _scaled(first, _reciprocal(first_scale))
         magnitude = _round(ops.abs(unit), lambda code: ops.square(code / 127.0), 127.0 * ops.sqrt(ops.abs(unit)), bits)
         first = ops.cast(ops.where(first < 0, -magnitude, magnitude), "int8")
-        unit, second_scale = self._scales(second)
+        unit = _scaled(second, _reciprocal(second_scale))
         code = 255.0 * ops.sqrt(ops.sqrt(unit))
         code = _round(unit, lambda code: ops.square(ops.square(code / 255.0)), code, ops.right_shift(bits, 8))
         # The update divides by its root: what is not zero must not become zero.
         code = ops.maximum(code, ops.cast(second > 0, "float32"))
         return first, first_scale, ops.cast(code, "uint8"), second_scale
-
-    def _scales(self, x):
-        """x divided by its block's largest magnitude, and those."""
-        scale = ops.max(ops.reshape(ops.abs(x), (*x.shape[:-1], -1, self.block)), axis=-1)
-        return _scaled(x, ops.where(scale > 0, 1.0 / ops.where(scale > 0, scale, 1.0), 0.0)), scale
 
 
 def _signed_square(code):
@@ -108,10 +116,26 @@ def _fourth_power(code):
     return ops.square(ops.square(ops.cast(code, "float32") / 255.0))
 
 
+def _blocks(x, count):
+    """(..., rows, columns) as (..., rows, blocks, numbers of a block), the rows by eights.
+
+    XLA for TPUs, where memory lies in tiles of 8 x 128, then takes blocks of 128 from where they lie; with the rows in
+    one dimension it writes several float32 arrays of x's size.
+    """
+    *others, rows, columns = x.shape
+    rows = (rows // _TILE, _TILE) if rows % _TILE == 0 else (rows,)
+    return ops.reshape(x, (*others, *rows, count, columns // count))
+
+
 def _scaled(x, scale):
     """Each block of x times its scale."""
-    blocks = ops.reshape(x, (*scale.shape, -1)) * scale[..., None]
-    return ops.reshape(blocks, x.shape)
+    blocks = _blocks(x, scale.shape[-1])
+    return ops.reshape(blocks * ops.reshape(scale, (*blocks.shape[:-1], 1)), x.shape)
+
+
+def _reciprocal(scale):
+    """1 / scale, and 0 for 0."""
+    return ops.where(scale > 0, 1.0 / ops.where(scale > 0, scale, 1.0), 0.0)
 
 
 def _round(value, level, code, bits):

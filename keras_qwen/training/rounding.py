@@ -5,8 +5,6 @@ to how near the upper neighbour is, it follows their sum (Gupta et al., 2015, "D
 Precision", arXiv:1502.02551).
 """
 
-import math
-
 from keras import ops
 
 
@@ -20,8 +18,10 @@ def random_bits(shape, seed):
         shape: of the numbers.
         seed: int32 scalar.
     """
-    x = ops.reshape(ops.arange(math.prod(shape), dtype="int32"), shape)
-    return _mixed(ops.bitwise_xor(x, _mixed(seed)))
+    index = ops.zeros((), "int32")
+    for size in shape:  # dimension by dimension: one long range, reshaped, is an array on accelerators
+        index = ops.expand_dims(index * size, -1) + ops.arange(size, dtype="int32")
+    return _mixed(ops.bitwise_xor(index, _mixed(seed)))
 
 
 def _mixed(x):

@@ -24,7 +24,8 @@ import keras_qwen as kq
 
 CASES = {
     "full": dict(remat="block", distribution=dict(sequence_parallel=True, shard_optimizer=True)),
-    "adapter": dict(adapter=True, micro_batch_size=4),
+    "adapter": dict(adapter={}, micro_batch_size=4, merge=True),
+    "preference": dict(adapter=dict(use_dora=True), quantization="nf4", loss=kq.training.DPO(0.5)),
     "generate": dict(train=False),
 }
 draw = np.random.default_rng(1)
@@ -49,19 +50,22 @@ def main():
         distribution = kq.distribution.model_parallel(config, MESH, **case.get("distribution", {}))
         keras.distribution.set_distribution(distribution)
     keras.utils.set_random_seed(0)
-    model = kq.QwenCausalLM.from_pretrained(FOLDER, dtype="float32", remat=case.get("remat"))
-    if case.get("adapter"):
-        model.enable_lora(2)
+    model = kq.QwenCausalLM.from_pretrained(
+        FOLDER, dtype="float32", remat=case.get("remat"), quantization=case.get("quantization")
+    )
+    if "adapter" in case:
+        model.enable_lora(2, **case["adapter"])
     x, labels, weights = data(config)
     if case.get("train", True):
-        model.compile(keras.optimizers.AdamW(1e-2), micro_batch_size=case.get("micro_batch_size"))
+        how = dict(micro_batch_size=case.get("micro_batch_size"), loss=case.get("loss"))
+        model.compile(keras.optimizers.AdamW(1e-2), **how)
         history = model.fit(x, labels, sample_weight=weights, batch_size=8, shuffle=False, verbose=0)
         found |= history.history
         found["evaluate"] = model.evaluate(x, labels, sample_weight=weights, batch_size=8, verbose=0)
         found["weights"] = numbers(model)
         if MESH:
             found["split"] = split(model)
-        if case.get("adapter"):
+        if case.get("merge"):
             model.merge_adapter()
             found["merged"] = keras.ops.convert_to_numpy(model.blocks[0].mlp.up_proj.kernel).tolist()
     else:

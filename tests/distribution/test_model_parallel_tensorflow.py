@@ -52,6 +52,7 @@ def assert_same(one, several, path=""):
     [
         ("tied", {"data": 2, "model": 2}, "full"),
         ("untied", {"fsdp": 2, "model": 2}, "adapter"),
+        ("tied", {"fsdp": 2, "model": 2}, "preference"),
         ("untied", {"data": 2, "model": 2}, "generate"),
     ],
 )
