@@ -238,7 +238,8 @@ def model_parallel(config, mesh, *, sequence_parallel=False, shard_optimizer=Fal
     on JAX, with these limits: a batch is split over one axis, so that `data` and `fsdp` do not go together, and so is
     every dimension of a weight (what remains whole, `report` says); there is no XLA; attention is dense, its score
     matrices split over batch and heads; the cache of `generate` is copied for each token; DTensor takes tens of seconds
-    to compile a step. `LossScaleOptimizer`, `gradient_accumulation_steps` and `ema_overwrite_frequency` raise.
+    to compile a step. Quantised bases are `"int8"`. `LossScaleOptimizer`, `gradient_accumulation_steps`,
+    `ema_overwrite_frequency` and bases of fewer bits raise.
 
     Args:
         config: the model's config.

@@ -9,6 +9,7 @@ import numpy as np
 from keras_qwen.keras_private import deferred_initialization, set_initializer
 from keras_qwen.layers.quantized_policy import QuantizedBasePolicy, quantization_of
 from keras_qwen.layers.quantized_projection import REMEDY
+from keras_qwen.ops.placement import on_dtensor
 
 _HALF = ("bfloat16", "float16")
 
@@ -100,7 +101,15 @@ def quantized_policy(kind, dtype, stored):
         dtype: of `from_pretrained`: the policy that says in what is computed.
         stored: dtype of the checkpoint's other tensors, if they have one in common. Where it is half precision, so
             are the variables: of a frozen base they need no more.
+
+    Raises:
+        ValueError: for a dtype that is quantised already, and on a mesh of TensorFlow's for kinds of fewer than 8 bits.
     """
+    if on_dtensor() and kind != "int8":
+        raise ValueError(
+            f"quantization={kind!r} does not work on a TensorFlow mesh, whose DTensor lacks operations on bits: take "
+            f"'int8' there, or the JAX backend."
+        )
     policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
     if isinstance(policy, QuantizedBasePolicy) or policy.quantization_mode is not None:
         raise ValueError(f"dtype={policy!r} is quantised already; give quantization={kind!r} a policy that is not.")

@@ -4,6 +4,7 @@ import functools
 
 import tensorflow as tf
 
+from keras_qwen.ops.placement import on_dtensor
 from keras_qwen.ops.quantization import depending_on, first_value
 
 
@@ -11,6 +12,8 @@ def dequantize(quantized, dtype, parts, after=None):
     """The matrix in a dtype, made only when `after`, a tensor, is there."""
     after = tf.zeros(()) if after is None else first_value(after)
     parts = {name: tf.convert_to_tensor(part) for name, part in parts.items()}
+    if on_dtensor():  # for which XLA does not compile
+        return tf.cast(quantized.dequantize(depending_on(parts, after)), dtype)
     return _compiled(quantized, dtype, after.dtype)(parts, after)
 
 

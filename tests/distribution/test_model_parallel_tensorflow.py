@@ -112,6 +112,12 @@ class TestRefused:
         with pytest.raises(ValueError, match="iteration was made before this distribution was set"):
             kq.distribution.model_parallel(self.config, mesh).check_optimizer(optimizer)
 
+    def test_a_base_of_fewer_than_8_bits(self, checkpoints):
+        mesh = keras.distribution.DeviceMesh((1,), ("model",), ["cpu:0"])
+        with kq.distribution.model_parallel(self.config, mesh).scope():
+            with pytest.raises(ValueError, match="'nf4' does not work on a TensorFlow mesh.*'int8'"):
+                kq.QwenCausalLM.from_pretrained(checkpoints / "tied", quantization="nf4")
+
     def test_other_attention_and_xla(self):
         mesh = keras.distribution.DeviceMesh((1,), ("model",), ["cpu:0"])
         with kq.distribution.model_parallel(self.config, mesh).scope():
