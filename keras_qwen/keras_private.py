@@ -219,7 +219,9 @@ def layout_of(variable):
 
 
 def sharding_of(variable):
-    """JAX's sharding of a variable that was made under a distribution; None without one."""
+    """JAX's sharding of a variable that was made under a distribution; None without one, and on other backends."""
+    if keras.backend.backend() != "jax":
+        return None
     layout = layout_of(variable)
     return getattr(layout, "backend_layout", layout)
 

@@ -9,6 +9,7 @@ its own, because devices have to be simulated before TensorFlow starts.
 
 import json
 import sys
+import tempfile
 
 import tensorflow as tf
 
@@ -23,7 +24,7 @@ import numpy as np
 import keras_qwen as kq
 
 CASES = {
-    "full": dict(remat="block", distribution=dict(sequence_parallel=True, shard_optimizer=True)),
+    "full": dict(remat="block", resume=True, distribution=dict(sequence_parallel=True, shard_optimizer=True)),
     "adapter": dict(adapter={}, micro_batch_size=4, merge=True),
     "preference": dict(adapter=dict(use_dora=True), quantization="int8", loss=kq.training.DPO(0.5)),
     "generate": dict(train=False),
@@ -59,13 +60,24 @@ def main():
     if case.get("train", True):
         how = dict(micro_batch_size=case.get("micro_batch_size"), loss=case.get("loss"))
         model.compile(keras.optimizers.AdamW(1e-2), **how)
-        history = model.fit(x, labels, sample_weight=weights, batch_size=8, shuffle=False, verbose=0)
-        found |= history.history
+        folder = tempfile.mkdtemp()
+
+        def fit(epochs):
+            saved = [kq.callbacks.Checkpoint(folder, every=1)] if case.get("resume") else []
+            settings = dict(batch_size=8, shuffle=False, verbose=0, epochs=epochs, callbacks=saved)
+            return model.fit(x, labels, sample_weight=weights, **settings).history
+
+        found |= fit(epochs=1)
         found.pop("reward_accuracy", None)  # of the first step: of margins that are 0 but for rounding
         found["evaluate"] = model.evaluate(x, labels, sample_weight=weights, batch_size=8, verbose=0)
         found["weights"] = numbers(model)
         if MESH:
             found["split"] = split(model)
+        if case.get("resume"):
+            for variable in [*model.trainable_variables, *model.optimizer.variables[2:]]:
+                variable.assign(variable * 0)
+            found["resumed"] = fit(epochs=2)["loss"][1:]
+            found["resumed weights"] = numbers(model)
         if case.get("merge"):
             model.merge_adapter()
             found["merged"] = keras.ops.convert_to_numpy(model.blocks[0].mlp.up_proj.kernel).tolist()
