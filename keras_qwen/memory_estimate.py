@@ -153,9 +153,7 @@ def _moments(setup):
             working_set=kept.block_working + held.expanded,
             collectives=held.gathered_block,
         ),
-        "update": dict(
-            gradients=max(waiting, own), working_set=arrays * held.embedding_working + kept.residual
-        ),
+        "update": dict(gradients=max(waiting, own), working_set=arrays * held.embedding_working + kept.residual),
     }
     for moment in moments.values():
         moment["gradients"] += added_up

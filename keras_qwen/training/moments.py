@@ -27,8 +27,8 @@ class Float32Moments:
     """Both moments as they are.
 
     A storage has `state(shape)`, a list of `(name, shape, dtype)` of what it keeps; `read(state)`, the float32 moments
-    (first, second); `scales(moments)`, what has to be known of all numbers before one can be written, where `moments` is
-    a function that returns both; and `write(first, second, scales, seed)`, the new state.
+    (first, second); `scales(moments)`, what has to be known of all numbers before one can be written, where `moments`
+    is a function that returns both; and `write(first, second, scales, seed)`, the new state.
     """
 
     def state(self, shape):
