@@ -36,8 +36,8 @@ def _update(optimizer, gradient, variable, learning_rate):
     dtype = variable.dtype
     rate, step = tf.cast(learning_rate, dtype), tf.cast(optimizer.iterations + 1, dtype)
     first, second = (moment.value for moment in keras_private.adam_moments(optimizer, variable))
-    # Neither operation starts without its gradient. Said as a control dependency, that would keep all gradients: TensorFlow
-    # merges the powers below, which are the same for all variables, into one that waits for all of them.
+    # Neither operation starts without its gradient. Said as a control dependency, that would keep all gradients:
+    # TensorFlow merges the powers below, the same for all variables, into one that waits for all of them.
     decay = keras_private.weight_decay(optimizer, variable)
     if decay:
         # w = (w - tiny * gradient) / (1 + tiny * l2), the one operation that scales a variable where it lies.
