@@ -187,3 +187,25 @@ def test_config_and_errors():
         AdamW(moments="int8", amsgrad=True)
     with pytest.raises(ValueError, match="weight is float32.*dtype='bfloat16'"):
         AdamW(stochastic_rounding=True).build([keras.Variable(np.ones(3, "float32"), name="weight")])
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="about TensorFlow's graph")
+@pytest.mark.parametrize("make", [keras.optimizers.AdamW, AdamW])
+def test_no_gradient_is_kept_until_others_are_there(make):
+    """TensorFlow merges equal operations: if those waited for their gradients, the one would wait for all of them."""
+    import tensorflow as tf
+
+    from keras_qwen.training.adam_tensorflow import in_place
+
+    optimizer, variables = make(0.1), [keras.Variable(ops.ones((4, 4)), name=name) for name in "ab"]
+    optimizer.build(variables)
+
+    def update(*gradients):
+        with in_place(optimizer, variables):
+            optimizer.apply(list(gradients), variables)
+
+    graph = tf.function(update).get_concrete_function(*[tf.TensorSpec((4, 4))] * 2).graph
+    kinds = [op.type for op in graph.get_operations()]
+    assert kinds.count("ResourceApplyAdam") == 2 and "Pow" in kinds
+    waiting = [op.name for op in graph.get_operations() if op.control_inputs and not op.op_def.is_stateful]
+    assert waiting == []
