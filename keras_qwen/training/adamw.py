@@ -106,35 +106,27 @@ class AdamW(keras_private.OwnUpdate):
             1.0 - rate * keras_private.weight_decay(self, variable),
             step * 7919 + index * 104729,  # another seed for each step and variable
         )
-        updated, state_values = self._backend.compiled(
+        updated, state_values = self._compiled(
             self._updated, storage, numbers, ops.convert_to_tensor(variable), gradient, [x.value for x in state]
         )
         for kept, value in zip([variable, *state], [updated, *state_values], strict=True):
             self.assign(kept, value)
 
     @property
-    def _backend(self):
-        """Has `compiled`, which calls a function of tensors as one operation without arrays for what is in between."""
-        return importlib.import_module(f"keras_qwen.training.step_{keras.backend.backend()}")
+    def _compiled(self):
+        """Calls a function of tensors as one compiled operation, which has no arrays for what is in between."""
+        return importlib.import_module(f"keras_qwen.training.step_{keras.backend.backend()}").compiled
 
     def _updated(self, storage, numbers, weights, gradient, state):
         rate, kept, seed = numbers
-        dtype = weights.dtype
-
-        def moments(state, gradient):
-            first, second = storage.read(state)
-            gradient = ops.cast(gradient, "float32")
-            first = first + (gradient - first) * (1.0 - self.beta_1)
-            return first, second + (ops.square(gradient) - second) * (1.0 - self.beta_2)
-
-        # Scales come from all numbers of a block. For them the moments are computed once more, and not kept: in float32
-        # those of the largest matrix alone would take more than 8 bits save.
-        scales = storage.scales(lambda: moments(*self._backend.apart((state, gradient))))
-        first, second = moments(state, gradient)
+        dtype, gradient = weights.dtype, ops.cast(gradient, "float32")
+        first, second = storage.read(state)
+        first = first + (gradient - first) * (1.0 - self.beta_1)
+        second = second + (ops.square(gradient) - second) * (1.0 - self.beta_2)
         weights = ops.cast(weights, "float32") * kept - rate * first / (ops.sqrt(second) + self.epsilon)
         if self.stochastic_rounding:
             weights = stochastic_bfloat16(weights, random_bits(weights.shape, seed + 1))
-        return ops.cast(weights, dtype), storage.write(first, second, scales, seed)
+        return ops.cast(weights, dtype), storage.write(first, second, seed)
 
     def get_config(self):
         return {

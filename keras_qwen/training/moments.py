@@ -27,8 +27,7 @@ class Float32Moments:
     """Both moments as they are.
 
     A storage has `state(shape)`, a list of `(name, shape, dtype)` of what it keeps; `read(state)`, the float32 moments
-    (first, second); `scales(moments)`, what has to be known of all numbers before one can be written, where `moments`
-    is a function that returns both; and `write(first, second, scales, seed)`, the new state.
+    (first, second); and `write(first, second, seed)`, the new state.
     """
 
     def state(self, shape):
@@ -37,10 +36,7 @@ class Float32Moments:
     def read(self, state):
         return state
 
-    def scales(self, moments):
-        return ()
-
-    def write(self, first, second, scales, seed):
+    def write(self, first, second, seed):
         return first, second
 
 
@@ -53,10 +49,7 @@ class Bfloat16Moments:
     def read(self, state):
         return tuple(ops.cast(x, "float32") for x in state)
 
-    def scales(self, moments):
-        return ()
-
-    def write(self, first, second, scales, seed):
+    def write(self, first, second, seed):
         bits = random_bits(first.shape, seed)
         return stochastic_bfloat16(first, bits), stochastic_bfloat16(second, ops.right_shift(bits, 16))
 
@@ -88,23 +81,23 @@ class Int8Moments:
         first, first_scale, second, second_scale = state
         return _scaled(_signed_square(first), first_scale), _scaled(_fourth_power(second), second_scale)
 
-    def scales(self, moments):
-        first, second = moments()
-        shape = (*first.shape[:-1], first.shape[-1] // self.block)
-        return tuple(ops.reshape(ops.max(_blocks(ops.abs(x), shape[-1]), axis=-1), shape) for x in (first, second))
-
-    def write(self, first, second, scales, seed):
-        first_scale, second_scale = scales
+    def write(self, first, second, seed):
         bits = random_bits(first.shape, seed)
-        unit = _scaled(first, _reciprocal(first_scale))
+        unit, first_scale = self._scales(first)
         magnitude = _round(ops.abs(unit), lambda code: ops.square(code / 127.0), 127.0 * ops.sqrt(ops.abs(unit)), bits)
         first = ops.cast(ops.where(first < 0, -magnitude, magnitude), "int8")
-        unit = _scaled(second, _reciprocal(second_scale))
+        unit, second_scale = self._scales(second)
         code = 255.0 * ops.sqrt(ops.sqrt(unit))
         code = _round(unit, lambda code: ops.square(ops.square(code / 255.0)), code, ops.right_shift(bits, 8))
         # The update divides by its root: what is not zero must not become zero.
         code = ops.maximum(code, ops.cast(second > 0, "float32"))
         return first, first_scale, ops.cast(code, "uint8"), second_scale
+
+    def _scales(self, x):
+        """x divided by its block's largest magnitude, and those."""
+        shape = (*x.shape[:-1], x.shape[-1] // self.block)
+        scale = ops.reshape(ops.max(_blocks(ops.abs(x), shape[-1]), axis=-1), shape)
+        return _scaled(x, ops.where(scale > 0, 1.0 / ops.where(scale > 0, scale, 1.0), 0.0)), scale
 
 
 def _signed_square(code):
@@ -131,11 +124,6 @@ def _scaled(x, scale):
     """Each block of x times its scale."""
     blocks = _blocks(x, scale.shape[-1])
     return ops.reshape(blocks * ops.reshape(scale, (*blocks.shape[:-1], 1)), x.shape)
-
-
-def _reciprocal(scale):
-    """1 / scale, and 0 for 0."""
-    return ops.where(scale > 0, 1.0 / ops.where(scale > 0, scale, 1.0), 0.0)
 
 
 def _round(value, level, code, bits):

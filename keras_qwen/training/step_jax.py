@@ -90,8 +90,3 @@ def sum_of_squares(x):
 def compiled(function, *arguments):
     """`function(*arguments)`: the step is one operation as it is."""
     return function(*arguments)
-
-
-def apart(values):
-    """The values, so that what is computed from them is not kept for another place that computes the same."""
-    return jax.lax.optimization_barrier(values)

@@ -93,8 +93,3 @@ def compiled(function, *arguments):
 @functools.lru_cache(maxsize=8)
 def _compiled(function):
     return tf.function(function, jit_compile=True, autograph=False)
-
-
-def apart(values):
-    """The values as they are."""
-    return values

@@ -47,8 +47,3 @@ def sum_of_squares(x):
 def compiled(function, *arguments):
     """`function(*arguments)`."""
     return function(*arguments)
-
-
-def apart(values):
-    """The values as they are."""
-    return values
