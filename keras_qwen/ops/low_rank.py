@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from keras_qwen.ops.recompute import add_product, after, lean, no_gradients
+from keras_qwen.ops.recompute import add_product, after, lean, no_gradients, together
 
 
 def add_low_rank(y, x, a, b, scale, made_by=None, made_from=()):
@@ -42,6 +42,8 @@ def _add_low_rank(scale, made_by, y, x, a, b, *made_from):
         of_a = ops.transpose(ops.matmul(ops.transpose(of_low), again))
         of_b = ops.matmul(ops.transpose(low), slopes)
         of_x = ops.reshape(ops.matmul(of_low, ops.transpose(a)), ops.shape(y)[:-1] + (a.shape[0],))
+        # An accelerator's scheduler would else put off the two small gradients of all layers, and keep what they need.
+        of_x, of_a, of_b = together(of_x, of_a, of_b)
         return of_y, of_x, of_a, of_b, *no_gradients(*made_from)
 
     return ops.reshape(total, ops.shape(y)), backward

@@ -21,6 +21,11 @@ def after(slopes, *tensors):
     return _BACKEND.after(slopes, *tensors)
 
 
+def together(*tensors):
+    """The tensors, in a form from which nothing is computed before all of them are there, where that costs nothing."""
+    return _BACKEND.together(*tensors)
+
+
 def no_gradients(*tensors):
     """What a backward pass returns for tensors of which it has no gradients, because others have them."""
     return _BACKEND.no_gradients(*tensors)

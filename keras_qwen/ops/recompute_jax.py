@@ -15,6 +15,10 @@ def after(slopes, *tensors):
     return tuple(tensor + zero.astype(tensor.dtype) for tensor in tensors)
 
 
+def together(*tensors):
+    return jax.lax.optimization_barrier(tensors)
+
+
 def no_gradients(*tensors):
     return tuple(jnp.zeros_like(tensor) for tensor in tensors)
 

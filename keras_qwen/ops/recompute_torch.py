@@ -9,6 +9,10 @@ def after(slopes, *tensors):
     return tensors
 
 
+def together(*tensors):
+    return tensors
+
+
 def no_gradients(*tensors):
     return (None,) * len(tensors)
 
