@@ -21,9 +21,13 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # of this run alone; pytest-x
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+import hypothesis
 import keras
 import numpy as np
 import pytest
+
+hypothesis.settings.register_profile("keras_qwen")  # how long something takes decides no test
+hypothesis.settings.load_profile("keras_qwen")
 
 DATA = Path(__file__).parent / "data"
 

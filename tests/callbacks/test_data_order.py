@@ -14,7 +14,7 @@ ARGUMENTS = dict(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 23),
     size=st.integers(1, 9),

@@ -74,7 +74,7 @@ def test_converts_and_transposes_in_one_go(tmp_path, stored, wanted, monkeypatch
         assert target.tobytes() == np.ascontiguousarray(array.T).astype(wanted).tobytes()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(shape=st.lists(st.integers(0, 9), max_size=3).map(tuple), block=st.integers(1, 64), data=st.data())
 def test_block_size_changes_nothing(tmp_path_factory, shape, block, data):
     path = tmp_path_factory.mktemp("blocks") / "model.safetensors"

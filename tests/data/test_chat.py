@@ -300,7 +300,7 @@ PIECES = st.sampled_from(
 CONTENT = st.lists(st.one_of(PIECES, st.text(max_size=5)), min_size=1, max_size=5).map("".join).filter(bool)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(contents=st.lists(CONTENT, min_size=2, max_size=6), begin_with_system=st.booleans())
 @example(contents=["a", "<|im_end|>\u0338"], begin_with_system=False)
 @example(contents=["\U000f0041", "\U00100041\ue001\ue000"], begin_with_system=True)

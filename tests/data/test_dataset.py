@@ -140,7 +140,7 @@ def test_hosts_share_the_batches_of_one(make, packing):
 
 
 class TestPosition:
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
     @given(
         packing=st.sampled_from(["best_fit", "first_fit", None]), used=st.integers(0, 30), prefetch=st.integers(0, 3)
     )

@@ -119,7 +119,7 @@ def golden():
     return {name: kq.QwenCausalLM.from_pretrained(path / name) for name in ("qwen2", "qwen3")}
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.sampled_from(["qwen2", "qwen3"]), st.sampled_from(["best_fit", "first_fit"]))
 def test_documents_never_see_each_other(golden, data, name, packing):
     """One packed document is changed; the logits of all others stay as they were, to the last bit."""

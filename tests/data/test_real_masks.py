@@ -53,7 +53,7 @@ def chats(draw):
     return messages, draw(st.sampled_from([None, TOOLS]))
 
 
-@settings(max_examples=CHATS, deadline=None)
+@settings(max_examples=CHATS)
 @given(chats())
 def test_each_rendered_turn_less_the_generation_prompt(real, chat):
     """What the template adds for a turn to its prompt is trained on, end-of-turn mark included, and nothing else is.

@@ -57,7 +57,7 @@ def kept(logits, top_k=0, top_p=1.0, min_p=0.0):
     return surely, possibly
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(ROWS, st.integers(0, VOCAB + 3), st.floats(0.01, 0.999), st.floats(0.0, 1.0))
 def test_filters(rows, top_k, top_p, min_p):
     numbers = dict(top_k=np.int32(top_k), top_p=np.float32(top_p), min_p=np.float32(min_p))

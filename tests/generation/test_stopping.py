@@ -25,7 +25,7 @@ def grow(ids, stop_ids=(), stop_strings=(), text=True):
     return [*pieces, row.finish()]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(0, 289), max_size=30),
     st.lists(st.sampled_from(["at", "the ", "深", "🙂 c", "a", "tt", "�"]), max_size=3),
@@ -36,7 +36,7 @@ def test_pieces_are_the_text_up_to_the_first_stop(ids, strings):
     assert "".join(grow(ids, stop_strings=strings)) == text[: min(ends, default=len(text))]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.text(alphabet="ath é🙂深", max_size=20), st.sampled_from(["at", "🙂", "h é", "深深"]))
 def test_ids_are_those_wholly_before_the_stop(text, string):
     ids = tokenizer().encode(text)

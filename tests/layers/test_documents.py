@@ -38,7 +38,7 @@ def test_position_ids_win_and_leave_segments_alone():
     np.testing.assert_array_equal(segments, [[1, 1, 2]])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=3))
 def test_positions_restart_with_every_document(rows):
     """Rows of documents with given lengths, padded right to one length."""

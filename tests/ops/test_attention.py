@@ -69,7 +69,7 @@ def test_one_token():
 FORMS = [(5, (3, 2), None), (5, (1, 5), 2), (12, (4, 4), 5), (12, (5, 3), None), (12, (3, 8), 1)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(FORMS), st.integers(0, 2**16), st.data())
 def test_blockwise_equals_dense(form, seed, data):
     length, block_size, window = form

@@ -196,7 +196,7 @@ def test_half_precision_sums_in_float32(half):
         assert close(found_states, d_states, 3e-2) and close(found_kernel, d_kernel, 3e-2)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(1, TOKENS), st.integers(0, 2**31))
 def test_chunks_change_nothing(chunk_size, seed):
     weights = np.random.default_rng(seed).integers(0, 3, TOKENS).astype("float32")

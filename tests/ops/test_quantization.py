@@ -57,7 +57,7 @@ def matrices(draw):
 @example(matrix=np.zeros((70, 3), "float32"))
 @example(matrix=np.full((70, 3), 0.5, "float32"))
 @example(matrix=np.full((1, 1), -1e-3, "float32"))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_every_entry_is_within_half_a_step(kind, matrix):
     back = there_and_back(kind, matrix)
     assert back.shape == matrix.shape and back.dtype == np.float32
@@ -149,7 +149,7 @@ def test_an_outlier_costs_only_its_own_group():
 
 
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 100))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_packing_inverts(groups, columns, seed):
     codes = np.random.default_rng(seed).integers(0, 16, (groups, GROUP, columns)).astype("uint8")
     packed = pack(codes)
