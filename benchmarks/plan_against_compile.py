@@ -35,7 +35,7 @@ CASES = [
     dict(_32B),
     dict(model="1.5B", mesh={}, batch_size=2, sequence_length=2048, lora_rank=16, quantization="nf4"),
     dict(model="1.5B", mesh={}, batch_size=2, sequence_length=2048, optimizer="adamw-int8", device_memory="14.4GB"),
-    dict(_FOUR, lora_rank=16, dtype="bfloat16", device_memory="24GB"),
+    dict(_FOUR, lora_rank=16, dtype="bfloat16"),
     dict(model="0.5B", mesh={}, batch_size=8, sequence_length=1024, micro_batch_size=2),
     dict(_FOUR, dtype="bfloat16", optimizer="adamw-int8"),
     dict(model="0.5B", mesh={}, batch_size=2, sequence_length=1024, dtype="float32"),
