@@ -27,6 +27,7 @@ _FOUR = dict(_32B, mesh={"fsdp": 2, "model": 2}, batch_size=2, sequence_length=2
 CASES = [
     dict(model="0.5B", mesh={}, batch_size=4, sequence_length=1024, remat=None),
     dict(model="0.5B", mesh={}, batch_size=1, sequence_length=8192),
+    dict(model="0.5B", mesh={}, batch_size=1, sequence_length=32_768),
     dict(model="0.5B", mesh={"fsdp": 4}, batch_size=8, sequence_length=2048, remat="attention"),
     dict(model="1.5B", mesh={}, batch_size=4, sequence_length=2048, remat=None, lora_rank=16),
     dict(model="1.5B", mesh={}, batch_size=2, sequence_length=2048),
