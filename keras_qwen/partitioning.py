@@ -46,13 +46,6 @@ def mesh_sizes(device_mesh) -> dict[str, int]:
     return dict(zip(device_mesh.axis_names, map(int, device_mesh.shape), strict=True))
 
 
-def divides(layout, shape):
-    """Whether a Keras layout splits a tensor of a shape into equal parts."""
-    sizes = mesh_sizes(layout.device_mesh)
-    parts = [axes if isinstance(axes, tuple) else (axes,) if axes else () for axes in layout.axes]
-    return all(size % math.prod(sizes[axis] for axis in axes) == 0 for size, axes in zip(shape, parts, strict=True))
-
-
 def devices_of(mesh) -> int:
     """The number of devices of a mesh."""
     return math.prod(mesh.values())
@@ -86,6 +79,13 @@ class Partition:
             for size, axes in zip(shape, self.dimensions, strict=True)
         )
 
+    def divides(self, shape, mesh) -> bool:
+        """Whether the pieces of a tensor of a shape are all alike."""
+        return all(
+            size % math.prod(mesh.get(axis, 1) for axis in axes) == 0
+            for size, axes in zip(shape, self.dimensions, strict=True)
+        )
+
     def over_single_axes(self) -> "Partition":
         """The same, with no dimension split over more than its major axis."""
         left_out = [axis for axes in self.dimensions for axis in axes[1:]]
@@ -105,6 +105,11 @@ class Partition:
             return self
         dimensions = tuple((*axes, axis) if d == place else axes for d, axes in enumerate(self.dimensions))
         return Partition(dimensions, self.note)
+
+
+def partition_of(layout) -> Partition:
+    """A Keras layout as a partition."""
+    return Partition(tuple(axes if isinstance(axes, tuple) else (axes,) if axes else () for axes in layout.axes))
 
 
 def partition(row: Parameter, config: QwenConfig, mesh) -> Partition:

@@ -9,7 +9,7 @@ from keras_qwen.config import QwenConfig
 from keras_qwen.keras_private import AxesLayout
 from keras_qwen.ops.quantization import KINDS
 from keras_qwen.parameters import adapter_table, parameter_table, projections, quantized_table, replaceable
-from keras_qwen.partitioning import checked_mesh, devices_of, mesh_sizes, partition
+from keras_qwen.partitioning import checked_mesh, devices_of, mesh_sizes, partition, partition_of
 
 _LAYER = re.compile(r"layers_\d+")
 
@@ -139,6 +139,4 @@ def _pattern(path):
 
 def local_size(layout, shape):
     """Elements of one device's part of a tensor."""
-    mesh = mesh_sizes(layout.device_mesh)
-    named = [name for axes in layout.axes for name in (axes if isinstance(axes, tuple) else (axes,)) if name]
-    return math.prod(shape) // math.prod(mesh[name] for name in named)
+    return math.prod(shape) // partition_of(layout).ways(mesh_sizes(layout.device_mesh))

@@ -12,7 +12,7 @@ from keras_qwen.distribution.layouts import axes_of, layout_map, supported
 from keras_qwen.keras_private import AxesLayout
 from keras_qwen.ops import processes
 from keras_qwen.parameters import is_adapter_path
-from keras_qwen.partitioning import BATCH_AXES, Partition, activation_partition, batch_shards, update_partition
+from keras_qwen.partitioning import BATCH_AXES, activation_partition, batch_shards, partition_of, update_partition
 
 
 class QwenModelParallel(keras.distribution.ModelParallel):
@@ -135,8 +135,9 @@ class QwenModelParallel(keras.distribution.ModelParallel):
     def update_layout(self, variable):
         """How the moments of a variable, and the computation of its update, are split."""
         layout = self.get_variable_layout(variable)
-        own = Partition(tuple(axes if isinstance(axes, tuple) else (axes,) if axes else () for axes in layout.axes))
-        chosen = update_partition(own, tuple(variable.shape), self.mesh, shard_optimizer=self.shard_optimizer)
+        chosen = update_partition(
+            partition_of(layout), tuple(variable.shape), self.mesh, shard_optimizer=self.shard_optimizer
+        )
         return self._layout(axes_of(supported(chosen)))
 
     def build_optimizer(self, optimizer, variables):

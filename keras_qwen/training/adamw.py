@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_qwen import keras_private
-from keras_qwen.partitioning import divides
+from keras_qwen.partitioning import mesh_sizes, partition_of
 from keras_qwen.training.moments import Bfloat16Moments, moment_storage
 from keras_qwen.training.rounding import random_bits, stochastic_bfloat16
 
@@ -83,7 +83,7 @@ class AdamW(keras_private.OwnUpdate):
 
     def _add_state(self, variable, name, shape, dtype):
         layout = keras_private.layout_of(variable)
-        if layout is not None and not divides(layout, shape):
+        if layout is not None and not partition_of(layout).divides(shape, mesh_sizes(layout.device_mesh)):
             layout = None  # scales of blocks that the mesh splits in the middle
         name = f"{variable.path.replace('/', '_')}_{name}"
         return self.add_variable(shape, initializer="zeros", dtype=dtype, layout=layout, name=name)
