@@ -5,6 +5,7 @@ import keras
 from keras_qwen.layers.lora import Adaptable
 from keras_qwen.layers.quantized_policy import quantization_of
 from keras_qwen.ops.placement import product
+from keras_qwen.ops.product_of_made import product_of_made
 from keras_qwen.ops.row_matmul import row_matmul
 
 
@@ -14,7 +15,7 @@ class Projection(Adaptable, keras.layers.Dense):
     Call arguments:
         inputs: tensor (..., inputs).
         made_by, made_from: a function and a tuple of tensors that the inputs are the value of, if it is cheap: for
-            their gradients adapters compute the inputs again then, and do not keep them.
+            their gradients kernels and adapters have the inputs computed again then, and do not keep them.
 
     Whatever needs the kernel asks `base_product`, `full_kernel` or `replace_kernel` for it.
     """
@@ -24,13 +25,15 @@ class Projection(Adaptable, keras.layers.Dense):
     def call(self, inputs, made_by=None, made_from=(), training=None):
         adapter = self.adapter
         if adapter is None:
-            outputs = self.base_product(inputs)
+            outputs = self.base_product(inputs, *((made_by, made_from) if training else ()))
         else:
             outputs = adapter.product(inputs, self.base_product, training, made_by, made_from)
         return outputs if self.bias is None else outputs + self.bias
 
-    def base_product(self, inputs):
+    def base_product(self, inputs, made_by=None, made_from=()):
         """`inputs @ kernel`: all that the layer computes with its kernel, however that is kept."""
+        if made_by is not None and self.kernel.trainable and keras.distribution.distribution() is None:
+            return product_of_made(inputs, keras.ops.convert_to_tensor(self.kernel), made_by, made_from)
         return product(row_matmul, inputs, self.kernel)
 
 

@@ -5,6 +5,8 @@ import functools
 import tensorflow as tf
 from keras import ops
 
+from keras_qwen.ops.recompute_tensorflow import after
+
 
 def device():
     return "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
@@ -24,7 +26,7 @@ def call_with_gradient(forward, backward, settings, inputs, constants):
     @tf.custom_gradient
     def call(*inputs):
         output, saved = forward(settings, inputs, constants)
-        return output, lambda gradient: backward(settings, inputs, constants, saved, gradient)
+        return output, lambda gradient: backward(settings, after(gradient, *inputs), constants, saved, gradient)
 
     return call(*inputs)
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras_qwen import keras_private
 
 _TINY = 1e-30  # a gradient times this changes no weight
+_VIEWS = ("Identity", "IdentityN", "StopGradient")
 
 
 def in_place(optimizer, variables):
@@ -38,26 +39,45 @@ def _update(optimizer, gradient, variable, learning_rate):
     first, second = (moment.value for moment in keras_private.adam_moments(optimizer, variable))
     # Neither operation starts without its gradient. Said as a control dependency, that would keep all gradients:
     # TensorFlow merges the powers below, the same for all variables, into one that waits for all of them.
-    decay = keras_private.weight_decay(optimizer, variable)
-    if decay:
-        # w = (w - tiny * gradient) / (1 + tiny * l2), the one operation that scales a variable where it lies.
-        decay = rate * tf.cast(decay, dtype)
-        tf.raw_ops.ResourceApplyProximalGradientDescent(
+    powers = [tf.pow(tf.cast(beta, dtype), step) for beta in (optimizer.beta_1, optimizer.beta_2)]
+    with tf.control_dependencies(_readers(variable)):
+        decay = keras_private.weight_decay(optimizer, variable)
+        if decay:
+            # w = (w - tiny * gradient) / (1 + tiny * l2), the one operation that scales a variable where it lies.
+            decay = rate * tf.cast(decay, dtype)
+            tf.raw_ops.ResourceApplyProximalGradientDescent(
+                var=variable.handle,
+                alpha=tf.cast(_TINY, dtype),
+                l1=tf.zeros((), dtype),
+                l2=decay / (1 - decay) / _TINY,
+                delta=gradient,
+            )
+        tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            alpha=tf.cast(_TINY, dtype),
-            l1=tf.zeros((), dtype),
-            l2=decay / (1 - decay) / _TINY,
-            delta=gradient,
+            m=first.handle,
+            v=second.handle,
+            beta1_power=powers[0],
+            beta2_power=powers[1],
+            lr=rate,
+            beta1=tf.cast(optimizer.beta_1, dtype),
+            beta2=tf.cast(optimizer.beta_2, dtype),
+            epsilon=tf.cast(optimizer.epsilon, dtype),
+            grad=gradient,
         )
-    tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle,
-        m=first.handle,
-        v=second.handle,
-        beta1_power=tf.pow(tf.cast(optimizer.beta_1, dtype), step),
-        beta2_power=tf.pow(tf.cast(optimizer.beta_2, dtype), step),
-        lr=rate,
-        beta1=tf.cast(optimizer.beta_1, dtype),
-        beta2=tf.cast(optimizer.beta_2, dtype),
-        epsilon=tf.cast(optimizer.epsilon, dtype),
-        grad=gradient,
-    )
+
+
+def _readers(variable):
+    """The operations of the graph that read a variable's value: what changes it before them has to copy it."""
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly():
+        return []
+    values = [op.outputs[0] for op in graph.capture(variable.handle).consumers() if op.type == "ReadVariableOp"]
+    readers = set()
+    while values:
+        value = values.pop()
+        for op in value.consumers():
+            if op.type in _VIEWS:  # of the same memory
+                values += [y for x, y in zip(op.inputs, op.outputs, strict=True) if x is value]
+            else:
+                readers.add(op)
+    return list(readers)
