@@ -14,7 +14,7 @@ from keras_qwen.ops.linear_cross_entropy_loop import Plan, token_sums
 from keras_qwen.ops.placement import batch_shards
 
 DEFAULT_MEMORY_BUDGET = 192 * 2**20
-PIECE_BYTES = 16 * 2**20
+PIECE_BYTES = 32 * 2**20
 UNKNOWN_CHUNK = 256  # at most, where the number of tokens is not known: they are padded to whole chunks
 
 _BACKEND = importlib.import_module(f"keras_qwen.ops.linear_cross_entropy_{keras.backend.backend()}")

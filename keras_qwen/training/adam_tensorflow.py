@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_qwen import keras_private
 
 _TINY = 1e-30  # a gradient times this changes no weight
-_VIEWS = ("Identity", "IdentityN", "StopGradient")
+_VIEWS = ("Identity", "IdentityN", "Reshape", "StopGradient", "Transpose")
 
 
 def in_place(optimizer, variables):
@@ -36,48 +36,36 @@ def in_place(optimizer, variables):
 def _update(optimizer, gradient, variable, learning_rate):
     dtype = variable.dtype
     rate, step = tf.cast(learning_rate, dtype), tf.cast(optimizer.iterations + 1, dtype)
+    beta_1, beta_2, epsilon = (tf.cast(x, dtype) for x in (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon))
+    powers = dict(beta1_power=tf.pow(beta_1, step), beta2_power=tf.pow(beta_2, step))
     first, second = (moment.value for moment in keras_private.adam_moments(optimizer, variable))
-    # Neither operation starts without its gradient. Said as a control dependency, that would keep all gradients:
-    # TensorFlow merges the powers below, the same for all variables, into one that waits for all of them.
-    powers = [tf.pow(tf.cast(beta, dtype), step) for beta in (optimizer.beta_1, optimizer.beta_2)]
+    shrink, decay = None, keras_private.weight_decay(optimizer, variable)
+    if decay:
+        # w = (w - tiny * gradient) / (1 + tiny * l2), the one operation that scales a variable where it lies.
+        decay = rate * tf.cast(decay, dtype)
+        shrink = dict(alpha=tf.cast(_TINY, dtype), l1=tf.zeros((), dtype), l2=decay / (1 - decay) / _TINY)
+    # Neither operation starts without its gradient, nor while its variable is being read, where it would have to copy
+    # it. Only they may wait: TensorFlow merges the powers above, the same for all variables, and if those waited, the
+    # one that is left would wait for all gradients.
     with tf.control_dependencies(_readers(variable)):
-        decay = keras_private.weight_decay(optimizer, variable)
-        if decay:
-            # w = (w - tiny * gradient) / (1 + tiny * l2), the one operation that scales a variable where it lies.
-            decay = rate * tf.cast(decay, dtype)
-            tf.raw_ops.ResourceApplyProximalGradientDescent(
-                var=variable.handle,
-                alpha=tf.cast(_TINY, dtype),
-                l1=tf.zeros((), dtype),
-                l2=decay / (1 - decay) / _TINY,
-                delta=gradient,
-            )
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=first.handle,
-            v=second.handle,
-            beta1_power=powers[0],
-            beta2_power=powers[1],
-            lr=rate,
-            beta1=tf.cast(optimizer.beta_1, dtype),
-            beta2=tf.cast(optimizer.beta_2, dtype),
-            epsilon=tf.cast(optimizer.epsilon, dtype),
-            grad=gradient,
-        )
+        if shrink:
+            tf.raw_ops.ResourceApplyProximalGradientDescent(var=variable.handle, delta=gradient, **shrink)
+        moments = dict(m=first.handle, v=second.handle, beta1=beta_1, beta2=beta_2, epsilon=epsilon, **powers)
+        tf.raw_ops.ResourceApplyAdam(var=variable.handle, lr=rate, grad=gradient, **moments)
 
 
 def _readers(variable):
-    """The operations of the graph that read a variable's value: what changes it before them has to copy it."""
-    graph = tf.compat.v1.get_default_graph()
+    """The operations of the graph being made that read a variable's value."""
     if tf.executing_eagerly():
         return []
+    graph = tf.compat.v1.get_default_graph()
     values = [op.outputs[0] for op in graph.capture(variable.handle).consumers() if op.type == "ReadVariableOp"]
     readers = set()
     while values:
         value = values.pop()
         for op in value.consumers():
-            if op.type in _VIEWS:  # of the same memory
-                values += [y for x, y in zip(op.inputs, op.outputs, strict=True) if x is value]
+            if op.type in _VIEWS:  # of the same memory, or made one with the product that reads it
+                values += [y for x, y in zip(op.inputs, op.outputs) if x is value]  # noqa: B905 (shapes have no output)
             else:
                 readers.add(op)
     return list(readers)

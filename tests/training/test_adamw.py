@@ -197,6 +197,8 @@ def test_no_gradient_is_kept_until_others_are_there(make):
     optimizer.build(variables)
 
     def update(*gradients):
+        for variable in variables:
+            ops.sin(tf.identity(variable.value))
         with in_place(optimizer, variables):
             optimizer.apply(list(gradients), variables)
 
@@ -205,3 +207,7 @@ def test_no_gradient_is_kept_until_others_are_there(make):
     assert kinds.count("ResourceApplyAdam") == 2 and "Pow" in kinds
     waiting = [op.name for op in graph.get_operations() if op.control_inputs and not op.op_def.is_stateful]
     assert waiting == []
+    # A variable that is being read cannot be changed where it lies.
+    for op in graph.get_operations():
+        if op.type in ("ResourceApplyAdam", "ResourceApplyProximalGradientDescent"):
+            assert "Sin" in {before.type for before in op.control_inputs}, op.name

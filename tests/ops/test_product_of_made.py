@@ -1,0 +1,72 @@
+"""product_of_made: values and gradients of the plain product, and that its left factor is not kept."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_qwen.layers import SwiGLUMLP
+from keras_qwen.ops.elementwise import swiglu
+from keras_qwen.ops.product_of_made import product_of_made
+
+RNG = np.random.default_rng(0)
+GATE, UP = (RNG.normal(0, 2, (3, 4, 10)).astype("float32") for _ in range(2))
+KERNEL = RNG.normal(0, 1, (10, 6)).astype("float32")
+SLOPES = RNG.normal(0, 1, (3, 4, 6)).astype("float32")
+
+
+def gradients(function, inputs):
+    """Of sum(function(*inputs) * SLOPES)."""
+    inputs = [ops.convert_to_tensor(x) for x in inputs]
+    loss = lambda *inputs: ops.sum(function(*inputs) * ops.convert_to_tensor(SLOPES))  # noqa: E731
+    if keras.backend.backend() == "jax":
+        import jax
+
+        found = jax.grad(loss, argnums=(0, 1, 2))(*inputs)
+    else:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            total = loss(*inputs)
+        found = tape.gradient(total, inputs)
+    return [ops.convert_to_numpy(x) for x in found]
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="training on torch is compared in tests/parity")
+def test_value_and_gradients_are_those_of_the_product():
+    made = lambda gate, up, kernel: product_of_made(swiglu(gate, up), kernel, swiglu, (gate, up))  # noqa: E731
+    plain = lambda gate, up, kernel: ops.matmul(ops.silu(gate) * up, kernel)  # noqa: E731
+    np.testing.assert_allclose(made(GATE, UP, KERNEL), plain(GATE, UP, KERNEL), rtol=1e-5, atol=1e-5)
+    for found, expected in zip(*(gradients(f, (GATE, UP, KERNEL)) for f in (made, plain)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="reads TensorFlow's graph")
+def test_the_product_of_a_gate_is_not_kept():
+    """Of the three arrays that a feed-forward network makes in the middle, the backward pass reads two."""
+    import tensorflow as tf
+
+    mlp = SwiGLUMLP(intermediate_size=7)
+    mlp.build((2, 3, 5))
+
+    @tf.function
+    def step(hidden):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(mlp(hidden, training=True))
+        return tape.gradient(total, mlp.trainable_variables)
+
+    graph = step.get_concrete_function(tf.TensorSpec((2, 3, 5))).graph
+    down = [op for op in graph.get_operations() if "/down_proj" in op.name and op.type == "MatMul"]
+    assert len(down) == 1
+    of_kernel = graph.structured_outputs[2].op
+    while of_kernel.type != "MatMul":
+        of_kernel = of_kernel.inputs[0].op
+    names, pending = set(), list(of_kernel.inputs)
+    while pending:
+        op = pending.pop().op
+        if op.name not in names:
+            names.add(op.name)
+            pending += op.inputs
+    assert not {x.op.name for x in down[0].inputs} & names
+    assert {name for name in names if "/gate_proj" in name} and {name for name in names if "/up_proj" in name}
