@@ -109,6 +109,24 @@ def test_no_score_matrix_and_no_history_on_tensorflow():
     assert not [node.name for node in nodes if node.op == "TensorListPushBack"], "what a while loop's gradient keeps"
 
 
+@only_on["tensorflow"]
+def test_nothing_is_made_again_before_its_gradient_is_there():
+    """The scores need no gradient: TensorFlow would make those of all blocks in the forward pass, and keep them."""
+    import tensorflow as tf
+
+    @tf.function
+    def gradients(*tensors):
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            total = tf.reduce_sum(blockwise(*tensors))
+        return tape.gradient(total, tensors)
+
+    graph = gradients.get_concrete_function(*[tf.TensorSpec((1, LENGTH, 2, 8))] * 3).graph
+    forward, backward = (op for op in graph.get_operations() if "PartitionedCall" in op.type)
+    again = [x.op for x in backward.inputs if x.op.type == "Identity" and x.op.control_inputs]
+    assert {op.inputs[0].op for op in again} == {x.op for x in forward.inputs if x.shape.rank == 4}
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
 def test_inside_remat(compiled):
     arrays = inputs()
