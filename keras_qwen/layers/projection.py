@@ -24,17 +24,21 @@ class Projection(Adaptable, keras.layers.Dense):
 
     def call(self, inputs, made_by=None, made_from=(), training=None):
         adapter = self.adapter
-        if adapter is None:
-            outputs = self.base_product(inputs, *((made_by, made_from) if training else ()))
-        else:
+        if adapter is not None:
             outputs = adapter.product(inputs, self.base_product, training, made_by, made_from)
+        elif training and made_by is not None and self._trains_kernel() and keras.distribution.distribution() is None:
+            outputs = product_of_made(inputs, keras.ops.convert_to_tensor(self.kernel), made_by, made_from)
+        else:
+            outputs = self.base_product(inputs)
         return outputs if self.bias is None else outputs + self.bias
 
-    def base_product(self, inputs, made_by=None, made_from=()):
+    def base_product(self, inputs):
         """`inputs @ kernel`: all that the layer computes with its kernel, however that is kept."""
-        if made_by is not None and self.kernel.trainable and keras.distribution.distribution() is None:
-            return product_of_made(inputs, keras.ops.convert_to_tensor(self.kernel), made_by, made_from)
         return product(row_matmul, inputs, self.kernel)
+
+    def _trains_kernel(self):
+        # Of a frozen one, which may be kept in another form, there is no gradient that would keep the inputs.
+        return any(variable.name == self.weight_name for variable in self.trainable_variables)
 
 
 def build_projection(parent, name, units, input_shape, *, use_bias, kernel_initializer):

@@ -1,7 +1,5 @@
 """A product whose backward pass makes the left factor again, from what is kept anyway."""
 
-import math
-
 from keras import ops
 
 from keras_qwen.ops.recompute import after, lean, no_gradients
@@ -27,13 +25,12 @@ def product_of_made(x, kernel, made_by, made_from):
 
 
 def _product_of_made(made_by, x, kernel, *made_from):
-    shape, (inputs, units) = ops.shape(x)[:-1], kernel.shape
-    rows = shape[0] if len(shape) == 1 else math.prod(shape)
+    inputs, units = kernel.shape
 
     def backward(of_y):
-        slopes = ops.reshape(of_y, (rows, units))
-        again = ops.reshape(made_by(*after(of_y, *made_from)), (rows, inputs))
-        of_x = ops.reshape(ops.matmul(slopes, ops.transpose(kernel)), (*shape, inputs))
+        slopes = ops.reshape(of_y, (-1, units))
+        again = ops.reshape(made_by(*after(of_y, *made_from)), (-1, inputs))
+        of_x = ops.reshape(ops.matmul(slopes, ops.transpose(kernel)), ops.shape(x))
         return of_x, ops.matmul(ops.transpose(again), slopes), *no_gradients(*made_from)
 
-    return ops.reshape(ops.matmul(ops.reshape(x, (rows, inputs)), kernel), (*shape, units)), backward
+    return ops.matmul(x, kernel), backward

@@ -39,16 +39,16 @@ def _update(optimizer, gradient, variable, learning_rate):
     beta_1, beta_2, epsilon = (tf.cast(x, dtype) for x in (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon))
     powers = dict(beta1_power=tf.pow(beta_1, step), beta2_power=tf.pow(beta_2, step))
     first, second = (moment.value for moment in keras_private.adam_moments(optimizer, variable))
-    shrink, decay = None, keras_private.weight_decay(optimizer, variable)
+    decay = keras_private.weight_decay(optimizer, variable)
     if decay:
         # w = (w - tiny * gradient) / (1 + tiny * l2), the one operation that scales a variable where it lies.
-        decay = rate * tf.cast(decay, dtype)
-        shrink = dict(alpha=tf.cast(_TINY, dtype), l1=tf.zeros((), dtype), l2=decay / (1 - decay) / _TINY)
+        share = rate * tf.cast(decay, dtype)
+        shrink = dict(alpha=tf.cast(_TINY, dtype), l1=tf.zeros((), dtype), l2=share / (1 - share) / _TINY)
     # Neither operation starts without its gradient, nor while its variable is being read, where it would have to copy
     # it. Only they may wait: TensorFlow merges the powers above, the same for all variables, and if those waited, the
     # one that is left would wait for all gradients.
     with tf.control_dependencies(_readers(variable)):
-        if shrink:
+        if decay:
             tf.raw_ops.ResourceApplyProximalGradientDescent(var=variable.handle, delta=gradient, **shrink)
         moments = dict(m=first.handle, v=second.handle, beta1=beta_1, beta2=beta_2, epsilon=epsilon, **powers)
         tf.raw_ops.ResourceApplyAdam(var=variable.handle, lr=rate, grad=gradient, **moments)
@@ -65,7 +65,7 @@ def _readers(variable):
         value = values.pop()
         for op in value.consumers():
             if op.type in _VIEWS:  # of the same memory, or made one with the product that reads it
-                values += [y for x, y in zip(op.inputs, op.outputs) if x is value]  # noqa: B905 (shapes have no output)
+                values += [y for x, y in zip(op.inputs, op.outputs, strict=False) if x is value]
             else:
                 readers.add(op)
     return list(readers)

@@ -147,14 +147,16 @@ def test_lora_learns(checkpoint, kind, remat):
         np.testing.assert_array_equal(numpy(variable), before)
 
 
-@pytest.mark.parametrize("kind", ["int4", "nf4"])
-def test_gradients_are_those_of_the_dequantised_model(checkpoint, kind):
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("int4", {}), ("nf4", {}), ("nf4", {"targets": ["q_proj"]})], ids=["int4", "nf4", "q_proj"]
+)
+def test_gradients_are_those_of_the_dequantised_model(checkpoint, kind, settings):
     folder = checkpoint("qwen2_tied", ml_dtypes.bfloat16)
     model = load(folder, kind)
     full = model.dequantize()
     inputs, gradients = batch(folder), []
     for one in (model, full):
-        one.enable_lora(4)
+        one.enable_lora(4, **settings)
         adapter = [v for v in one.weights if "lora" in v.path]
         rng = np.random.default_rng(0)
         before = [rng.normal(size=v.shape).astype("float32") * 0.1 for v in adapter]

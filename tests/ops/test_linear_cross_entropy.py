@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from keras_qwen.ops import linear_cross_entropy
 
+from .gradients import BACKEND, gradients
+
 MODULE = importlib.import_module("keras_qwen.ops.linear_cross_entropy")  # the package's attribute is the function
-BACKEND = keras.backend.backend()
 MODES = {"jax": ["eager", "compiled"], "tensorflow": ["eager", "graph", "compiled"], "torch": ["eager"]}[BACKEND]
 TOKENS, HIDDEN, VOCAB = 11, 6, 24
 RNG = np.random.default_rng(0)
@@ -44,32 +45,6 @@ def reference(states, kernel, labels, weights, cotangent=1.0):
     slopes[rows, labels] -= 1
     slopes *= weights[:, None] * cotangent
     return loss, right, slopes @ kernel.T, states.T @ slopes
-
-
-def gradients(function, *arrays, mode="eager"):
-    """Value and gradients of a scalar function of arrays, on the backend that Keras runs on."""
-    tensors = [keras.ops.convert_to_tensor(a) for a in arrays]
-    if BACKEND == "torch":
-        tensors = [t.requires_grad_() for t in tensors]
-        value = function(*tensors)
-        value.backward()
-        value, found = value.detach(), [t.grad for t in tensors]
-    elif BACKEND == "jax":
-        import jax
-
-        both = jax.value_and_grad(function, argnums=tuple(range(len(arrays))))
-        value, found = (jax.jit(both) if mode == "compiled" else both)(*tensors)
-    else:
-        import tensorflow as tf
-
-        def both(tensors):
-            with tf.GradientTape() as tape:
-                tape.watch(tensors)
-                value = function(*tensors)
-            return value, tape.gradient(value, tensors)
-
-        value, found = (both if mode == "eager" else tf.function(both, jit_compile=mode == "compiled"))(tensors)
-    return float(value), [np.asarray(keras.ops.cast(g, "float32")).astype("float64") for g in found]
 
 
 def close(found, expected, tolerance):

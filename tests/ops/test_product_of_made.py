@@ -9,37 +9,24 @@ from keras_qwen.layers import SwiGLUMLP
 from keras_qwen.ops.elementwise import swiglu
 from keras_qwen.ops.product_of_made import product_of_made
 
+from .gradients import gradients
+
 RNG = np.random.default_rng(0)
 GATE, UP = (RNG.normal(0, 2, (3, 4, 10)).astype("float32") for _ in range(2))
 KERNEL = RNG.normal(0, 1, (10, 6)).astype("float32")
 SLOPES = RNG.normal(0, 1, (3, 4, 6)).astype("float32")
 
 
-def gradients(function, inputs):
-    """Of sum(function(*inputs) * SLOPES)."""
-    inputs = [ops.convert_to_tensor(x) for x in inputs]
-    loss = lambda *inputs: ops.sum(function(*inputs) * ops.convert_to_tensor(SLOPES))  # noqa: E731
-    if keras.backend.backend() == "jax":
-        import jax
-
-        found = jax.grad(loss, argnums=(0, 1, 2))(*inputs)
-    else:
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            total = loss(*inputs)
-        found = tape.gradient(total, inputs)
-    return [ops.convert_to_numpy(x) for x in found]
-
-
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="training on torch is compared in tests/parity")
 def test_value_and_gradients_are_those_of_the_product():
-    made = lambda gate, up, kernel: product_of_made(swiglu(gate, up), kernel, swiglu, (gate, up))  # noqa: E731
-    plain = lambda gate, up, kernel: ops.matmul(ops.silu(gate) * up, kernel)  # noqa: E731
-    np.testing.assert_allclose(made(GATE, UP, KERNEL), plain(GATE, UP, KERNEL), rtol=1e-5, atol=1e-5)
-    for found, expected in zip(*(gradients(f, (GATE, UP, KERNEL)) for f in (made, plain)), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    def summed(product):
+        return lambda gate, up, kernel: ops.sum(product(gate, up, kernel) * SLOPES)
+
+    made = summed(lambda gate, up, kernel: product_of_made(swiglu(gate, up), kernel, swiglu, (gate, up)))
+    plain = summed(lambda gate, up, kernel: ops.matmul(ops.silu(gate) * up, kernel))
+    (value, found), (expected_value, expected) = (gradients(f, GATE, UP, KERNEL) for f in (made, plain))
+    assert value == pytest.approx(expected_value, rel=1e-5)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="reads TensorFlow's graph")
