@@ -160,6 +160,22 @@ def test_importing_brings_no_other_backend(backend, others):
     assert (result.stdout.strip(), result.returncode) == ("[]", 0), result.stderr
 
 
+def test_training_on_jax_brings_no_tensorflow():
+    # 500 MiB of host memory. Keras imports it by itself to serialise an object, where it is installed.
+    code = """
+import sys, keras, numpy as np, keras_qwen as kq
+config = kq.QwenConfig(num_hidden_layers=1, vocab_size=64, hidden_size=16, intermediate_size=32, num_attention_heads=2)
+model, ids = kq.QwenCausalLM(config), np.ones((2, 8), "int32")
+model.enable_lora(2)
+model.compile(kq.training.AdamW(keras.optimizers.schedules.CosineDecay(1e-3, 10)))
+model.fit({"token_ids": ids}, ids, callbacks=[kq.callbacks.GradientNorm(), kq.callbacks.LearningRate()], verbose=0)
+model.evaluate({"token_ids": ids}, ids, verbose=0)
+print("tensorflow" in sys.modules)
+"""
+    result = run_python(code, KERAS_BACKEND="jax")
+    assert (result.stdout.strip(), result.returncode) == ("False", 0), result.stderr
+
+
 @pytest.mark.parametrize(
     ("missing", "environment", "remedies"),
     [

@@ -69,7 +69,8 @@ class QwenModel(QuantizationMethods, FreezingMethods, MeshFunctions, SeveralProc
         fit = super().fit
         with prepared_fit(self, fit, x, *args, **kwargs) as arguments, processes.explained():
             arguments = on_mesh(arguments, fill=self._weighs_rows)
-            processes.check_same("what they train", training_settings(self, arguments))
+            if processes.count() > 1:  # to serialise an optimizer, Keras imports TensorFlow: 500 MiB where it is not used
+                processes.check_same("what they train", training_settings(self, arguments))
             return fit(**arguments)
 
     def evaluate(self, x=None, *args, **kwargs):
