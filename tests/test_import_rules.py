@@ -164,7 +164,8 @@ def test_training_on_jax_brings_no_tensorflow():
     # 500 MiB of host memory. Keras imports it by itself to serialise an object, where it is installed.
     code = """
 import sys, keras, numpy as np, keras_qwen as kq
-config = kq.QwenConfig(num_hidden_layers=1, vocab_size=64, hidden_size=16, intermediate_size=32, num_attention_heads=2)
+sizes = dict(vocab_size=64, hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1)
+config = kq.QwenConfig(num_hidden_layers=1, **sizes)
 model, ids = kq.QwenCausalLM(config), np.ones((2, 8), "int32")
 model.enable_lora(2)
 model.compile(kq.training.AdamW(keras.optimizers.schedules.CosineDecay(1e-3, 10)))
