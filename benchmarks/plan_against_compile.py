@@ -15,7 +15,7 @@ from benchmarks.harness import RESULTS
 from keras_qwen.collectives import bytes_by_axis
 from keras_qwen.config import QwenConfig
 from keras_qwen.hardware import memory_bytes
-from keras_qwen.memory_estimate import Setup, estimate
+from keras_qwen.memory_estimate import Setup, estimate, usable
 from keras_qwen.planner.plan import MemoryPlan
 from keras_qwen.planner.published import published
 
@@ -44,6 +44,13 @@ CASES = [
     dict(_FOUR, lora_rank=16, quantization="nf4"),
     dict(model="1.5B", mesh={}, batch_size=2, sequence_length=2048, lora_rank=16, dtype="bfloat16"),
     dict(_32B, layers=16),
+    dict(_FOUR, mesh={"data": 4}, batch_size=4, sequence_parallel=False, lora_rank=16, dtype="bfloat16"),
+    dict(_FOUR, mesh={"data": 4}, batch_size=4, sequence_parallel=False, lora_rank=16, quantization="nf4"),
+    dict(_FOUR, model="7B"),
+    dict(_FOUR, model="7B", device_memory="30.7GB"),
+    dict(_FOUR, device_memory="80GB"),
+    dict(_FOUR, mesh={"fsdp": 4}, batch_size=4, sequence_parallel=False, device_memory="80GB"),
+    dict(_FOUR, mesh={"fsdp": 4}, batch_size=4, sequence_parallel=False, remat=None, device_memory="80GB"),
 ]  # fmt: skip
 
 
@@ -51,11 +58,12 @@ def plan_of(case) -> MemoryPlan:
     """The plan of a case."""
     settings = dict(case)
     memory = settings.pop("device_memory", None)
+    memory = memory and memory_bytes(memory)
     layers, config = settings.pop("layers", None), published(f"Qwen2.5-{settings.pop('model')}")
     if layers:
         config = QwenConfig.from_hf({**config.to_hf(), "num_hidden_layers": layers, "layer_types": None})
     setup = Setup(config, **settings)
-    return MemoryPlan(setup, estimate(setup), memory and memory_bytes(memory))
+    return MemoryPlan(setup, estimate(setup, memory and usable(memory)), memory)
 
 
 def main():

@@ -124,7 +124,7 @@ class Setup:
         return (self.micro_batch_size or self.batch_size) // batch_shards(self.mesh)
 
 
-def _moments(setup):
+def _moments(setup, pressed):
     """`(moments, always)`: bytes by category at each moment a step's memory may be highest, and at all of them."""
     held = _held(setup)
     kept = _Activations(setup, held.copies)
@@ -133,8 +133,9 @@ def _moments(setup):
     # into a third. The same goes for that of embeddings of their own, to which rows are added one by one.
     arrays = 3 if batch_shards(setup.mesh) > 1 else 2
     summed = arrays * held.head_gradient
-    # On one device an update follows its gradient at once. Gradients that are still to be reduced are all there first.
-    waiting = held.gradients if setup.devices > 1 else held.head_gradient
+    # On one device an update follows its gradient at once. Between devices, gradients that are reduced wait for each
+    # other, so as to hide the traffic, as long as there is room.
+    waiting = held.gradients if setup.devices > 1 and not pressed else held.head_gradient
     # A micro-batch's own gradients are all there before they are added up, with the arrays the head's went through.
     added_up, own = (held.gradients, held.gradients + summed) if setup.micro_batch_size else (0, 0)
     moments = {
@@ -160,11 +161,12 @@ def _moments(setup):
     return moments, always
 
 
-def estimate(setup: Setup) -> dict[str, int]:
+def estimate(setup: Setup, room: int | None = None) -> dict[str, int]:
     """Bytes on each device at the moment that needs most, by category.
 
     Args:
         setup: what is trained, and how.
+        room: bytes that there are for it; a compiler that does not get along with them spends less on speed.
 
     Returns:
         `{category: bytes}` for `CATEGORIES`; their sum is the estimate.
@@ -172,9 +174,13 @@ def estimate(setup: Setup) -> dict[str, int]:
     Example:
         >>> sum(estimate(Setup(config, {"fsdp": 2, "model": 8}, batch_size=8, sequence_length=4096)).values()) / 1e9
     """
-    moments, always = _moments(setup)
-    highest = max(moments.values(), key=lambda moment: sum(moment.values()))
-    return {name: int((always | highest).get(name, 0)) for name in CATEGORIES}
+    for pressed in (False, True):
+        moments, always = _moments(setup, pressed)
+        highest = max(moments.values(), key=lambda moment: sum(moment.values()))
+        found = {name: int((always | highest).get(name, 0)) for name in CATEGORIES}
+        if room is None or sum(found.values()) <= room:
+            break
+    return found
 
 
 @dataclasses.dataclass
@@ -213,8 +219,8 @@ def _held(setup):
             held.weights += count * size * (4 if is_adapter else 2 if setup.quantization else wide)
         in_block = count > 1 or "layers_0/" in row.path
         if in_block and row.quantized is not None and row.part == "codes":
-            # Codes as integers, levels, scales and their product, while a block's matrices are expanded.
-            held.expanded += 4 * 4 * size * math.prod((row.quantized.inputs, row.quantized.outputs)) / row.size
+            # Codes as integers, levels, their product. Compiled steps take 9 to 16 bytes an element, by the schedule.
+            held.expanded += 3 * 4 * size * math.prod((row.quantized.inputs, row.quantized.outputs)) / row.size
         if in_block and gathered > size:
             held.gathered_block += gathered * narrow
         if in_block and not is_adapter and narrow < wide and row.quantized is None:

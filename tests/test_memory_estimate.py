@@ -46,6 +46,21 @@ def test_adapters_and_quantised_bases():
     assert nf4["weights"] == pytest.approx(projections * 4.13 / 8 + 2 * others + 4 * rows, rel=0.01)
 
 
+def test_gradients_wait_for_each_other_only_where_there_is_room():
+    setup = Setup(LARGE, {"fsdp": 2, "model": 2}, 2, 2048, sequence_parallel=True)
+    plenty = estimate(setup)
+    bytes_of_all = 2 * sum(row.size for row in parameter_table(LARGE) if len(row.shape) == 2) / 4
+    assert plenty["gradients"] == pytest.approx(bytes_of_all, rel=0.06)  # the head's, in float32, beside them
+    assert estimate(setup, total(setup)) == plenty
+    pressed = estimate(setup, total(setup) - 1)
+    assert pressed["gradients"] < plenty["gradients"] / 3
+    assert {name: pressed[name] for name in ("weights", "optimizer")} == {
+        name: plenty[name] for name in ("weights", "optimizer")
+    }
+    alone = dataclasses.replace(setup, mesh={}, sequence_parallel=False)  # nothing is reduced, so nothing waits
+    assert estimate(alone, 1) == estimate(alone)
+
+
 setups = st.builds(
     Setup,
     config=st.sampled_from([published(name) for name in NAMES[:4]]),

@@ -69,7 +69,7 @@ class QwenModel(QuantizationMethods, FreezingMethods, MeshFunctions, SeveralProc
         fit = super().fit
         with prepared_fit(self, fit, x, *args, **kwargs) as arguments, processes.explained():
             arguments = on_mesh(arguments, fill=self._weighs_rows)
-            if processes.count() > 1:  # to serialise an optimizer, Keras imports TensorFlow: 500 MiB where it is not used
+            if processes.count() > 1:  # Keras imports TensorFlow to serialise an optimizer: 450 MiB for nothing
                 processes.check_same("what they train", training_settings(self, arguments))
             return fit(**arguments)
 

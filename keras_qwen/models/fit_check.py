@@ -56,10 +56,11 @@ def warn_if_too_large(model, x, batch_size):
     setup = None if limit is None else setup_of(model, *rows)
     if setup is None:
         return
-    needed = sum(estimate(setup).values())
-    if needed <= usable(limit):
+    room = usable(limit)
+    needed = sum(estimate(setup, room).values())
+    if needed <= room:
         return
-    fitting = [text for text, other in _alternatives(setup) if sum(estimate(other).values()) <= usable(limit)]
+    fitting = [text for text, other in _alternatives(setup) if sum(estimate(other, room).values()) <= room]
     advice = f"By the same estimate, {' or '.join(fitting[:3])} would fit." if fitting else (
         "Neither remat, micro-batches nor an adapter would make it fit: see kq.suggest."
     )  # fmt: skip

@@ -99,7 +99,7 @@ class MemoryPlan:
     def replaced(self, **changes) -> "MemoryPlan":
         """The plan with other settings, e.g. `plan.replaced(remat="block")`."""
         setup = dataclasses.replace(self.setup, **changes)
-        return dataclasses.replace(self, setup=setup, categories=estimate(setup))
+        return dataclasses.replace(self, setup=setup, categories=estimate(setup, self.usable_bytes))
 
     def largest(self, what):
         """The largest value of a setting with which it still fits, all others as they are.
@@ -127,7 +127,8 @@ class MemoryPlan:
         In a process of its own, on JAX, the model is made without memory, its step lowered for the devices and
         compiled. It takes minutes for large models. A compiler uses the room there is: if the plan has a
         `device_memory` and the step takes more on the topology's devices, it is compiled again for devices that have no
-        more than `usable_bytes`, and the figures are of that unless it does not fit.
+        more than `usable_bytes`, and the figures are of that unless it does not fit. What takes more than the
+        topology's devices have is compiled as if they had the room, to say how much that is.
 
         Args:
             topology: `"cpu"` for simulated CPU devices, whose compiler ignores remat; or what libtpu calls an
@@ -223,7 +224,7 @@ def plan(
     )
     memory = None if device_memory is None else memory_bytes(device_memory)
     named = isinstance(device_memory, str) and accelerator(device_memory) is not None
-    return MemoryPlan(setup, estimate(setup), memory, device_memory if named else None)
+    return MemoryPlan(setup, estimate(setup, memory and usable(memory)), memory, device_memory if named else None)
 
 
 def _adapter_weights(setup):
