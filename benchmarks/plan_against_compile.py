@@ -49,8 +49,6 @@ CASES = [
     dict(_FOUR, model="7B"),
     dict(_FOUR, model="7B", device_memory="30.7GB"),
     dict(_FOUR, device_memory="80GB"),
-    dict(_FOUR, mesh={"fsdp": 4}, batch_size=4, sequence_parallel=False, device_memory="80GB"),
-    dict(_FOUR, mesh={"fsdp": 4}, batch_size=4, sequence_parallel=False, remat=None, device_memory="80GB"),
 ]  # fmt: skip
 
 

@@ -23,8 +23,6 @@ from keras_qwen.ops import attention_backend_jax
 from keras_qwen.training import AdamW
 from keras_qwen.training.lowering_jax import lowered_step
 
-_AMPLE = 1 << 40  # bytes; no device has as many
-
 
 def devices_for(topology, count):
     """The first devices of a topology: `"cpu"` for those of this process, or a name that libtpu knows.
@@ -95,9 +93,8 @@ def compiled(request):
     start = time.perf_counter()
     step = lowered(request)
     traced = time.perf_counter()
+    done = step.compile()
     limit = request["device_memory"]
-    # What does not fit is compiled for devices that have the room: how much it takes is what was asked.
-    done = compiled_within(step) or step.compile(compiler_options=_room(_AMPLE))
     if limit and request["topology"] != "cpu" and total(done.memory_analysis()) > limit:
         done = compiled_within(step, limit) or done
     memory = done.memory_analysis()
@@ -118,21 +115,17 @@ def total(memory):
     return memory.argument_size_in_bytes + memory.temp_size_in_bytes + outputs
 
 
-def compiled_within(step, memory=None):
-    """The step compiled for devices with so many bytes, default the topology's; None if it does not fit.
+def compiled_within(step, memory):
+    """The step compiled for devices with less memory than the topology's have; None if it does not fit.
 
     The compiler's scheduler puts off what can wait, such as the gradients of adapters, as long as there is room.
     """
     try:
-        return step.compile(compiler_options=_room(memory))
+        return step.compile(compiler_options={"xla_tpu_max_hbm_size_mib": str(memory // 2**20)})
     except jax.errors.JaxRuntimeError as problem:
         if "RESOURCE_EXHAUSTED" not in str(problem):
             raise
         return None
-
-
-def _room(memory):
-    return {} if memory is None else {"xla_tpu_max_hbm_size_mib": str(memory // 2**20)}
 
 
 def main():

@@ -127,8 +127,7 @@ class MemoryPlan:
         In a process of its own, on JAX, the model is made without memory, its step lowered for the devices and
         compiled. It takes minutes for large models. A compiler uses the room there is: if the plan has a
         `device_memory` and the step takes more on the topology's devices, it is compiled again for devices that have no
-        more than `usable_bytes`, and the figures are of that unless it does not fit. What takes more than the
-        topology's devices have is compiled as if they had the room, to say how much that is.
+        more than `usable_bytes`, and the figures are of that unless it does not fit.
 
         Args:
             topology: `"cpu"` for simulated CPU devices, whose compiler ignores remat; or what libtpu calls an
@@ -140,6 +139,8 @@ class MemoryPlan:
         Raises:
             ValueError: for a topology that is not known, or has too few devices.
             ImportError: if jax or libtpu is missing, naming the extra.
+            RuntimeError: with the compiler's words, among them how much it takes, for what the topology's devices do
+                not hold.
         """
         from keras_qwen.planner.compiling import compile_plan
 
@@ -191,7 +192,8 @@ def plan(
         lora_rank: rank of an adapter on all projections; None for full training.
         quantization: None, `"int8"`, `"int4"` or `"nf4"`, with a `lora_rank`.
         device_memory: of each device, `"24GB"`, `"80 GiB"`, a number of bytes, or a device by name: `"H100"`,
-            `"A100-80"`, `"RTX 4090"`.
+            `"A100-80"`, `"RTX 4090"`. On a mesh, a compiler that has no room for gradients to wait
+            updates each weight at once, which the plan then counts on.
         micro_batch_size, sequence_parallel, shard_optimizer: as of `compile` and `model_parallel`.
 
     Returns:
