@@ -48,6 +48,7 @@ CASES = [
     dict(_FOUR, mesh={"data": 4}, batch_size=4, sequence_parallel=False, lora_rank=16, quantization="nf4"),
     dict(_FOUR, model="7B"),
     dict(_FOUR, model="7B", device_memory="30.7GB"),
+    dict(model="7B", mesh={"fsdp": 4}, batch_size=4, sequence_length=2048, remat=None),
     dict(_FOUR, device_memory="80GB"),
 ]  # fmt: skip
 
