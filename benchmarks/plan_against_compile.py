@@ -15,7 +15,7 @@ from benchmarks.harness import RESULTS
 from keras_qwen.collectives import bytes_by_axis
 from keras_qwen.config import QwenConfig
 from keras_qwen.hardware import memory_bytes
-from keras_qwen.memory_estimate import Setup, estimate, usable
+from keras_qwen.memory_estimate import Setup
 from keras_qwen.planner.plan import MemoryPlan
 from keras_qwen.planner.published import published
 
@@ -57,12 +57,11 @@ def plan_of(case) -> MemoryPlan:
     """The plan of a case."""
     settings = dict(case)
     memory = settings.pop("device_memory", None)
-    memory = memory and memory_bytes(memory)
     layers, config = settings.pop("layers", None), published(f"Qwen2.5-{settings.pop('model')}")
     if layers:
         config = QwenConfig.from_hf({**config.to_hf(), "num_hidden_layers": layers, "layer_types": None})
     setup = Setup(config, **settings)
-    return MemoryPlan(setup, estimate(setup, memory and usable(memory)), memory)
+    return MemoryPlan.of(setup, memory and memory_bytes(memory))
 
 
 def main():

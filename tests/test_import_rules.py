@@ -161,7 +161,7 @@ def test_importing_brings_no_other_backend(backend, others):
 
 
 def test_training_on_jax_brings_no_tensorflow():
-    # 500 MiB of host memory. Keras imports it by itself to serialise an object, where it is installed.
+    # 450 MiB of host memory. Keras imports it by itself to serialise an object, where it is installed.
     code = """
 import sys, keras, numpy as np, keras_qwen as kq
 sizes = dict(vocab_size=64, hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1)

@@ -5,7 +5,6 @@ import numpy as np
 
 from keras_qwen import devices
 from keras_qwen.hardware import memory_bytes
-from keras_qwen.memory_estimate import estimate, usable
 from keras_qwen.models.fit_check import setup_of
 from keras_qwen.partitioning import batch_shards
 from keras_qwen.planner.plan import MemoryPlan
@@ -41,7 +40,7 @@ def find_batch_size(model, sequence_length, *, device_memory=None, limit=1024) -
     setup = setup_of(model, step, sequence_length)
     if setup is None:
         raise ValueError("Only Keras optimizers that keras_qwen.plan knows, and known dtypes, can be estimated.")
-    plan = MemoryPlan(setup, estimate(setup, usable(memory)), memory)
+    plan = MemoryPlan.of(setup, memory)
     rows = min(plan.largest("batch_size") or 0, limit // step * step)
     while rows:
         if _trains(model, rows, sequence_length):

@@ -26,6 +26,12 @@ class MemoryPlan:
     device_memory: int | None = None
     device: str | None = None
 
+    @classmethod
+    def of(cls, setup, device_memory=None, device=None) -> "MemoryPlan":
+        """The plan of a setup; `device_memory` in bytes."""
+        room = None if device_memory is None else usable(device_memory)
+        return cls(setup, estimate(setup, room), device_memory, device)
+
     @property
     def total_bytes(self) -> int:
         """Bytes on each device, all categories together."""
@@ -98,8 +104,7 @@ class MemoryPlan:
 
     def replaced(self, **changes) -> "MemoryPlan":
         """The plan with other settings, e.g. `plan.replaced(remat="block")`."""
-        setup = dataclasses.replace(self.setup, **changes)
-        return dataclasses.replace(self, setup=setup, categories=estimate(setup, self.usable_bytes))
+        return MemoryPlan.of(dataclasses.replace(self.setup, **changes), self.device_memory, self.device)
 
     def largest(self, what):
         """The largest value of a setting with which it still fits, all others as they are.
@@ -226,7 +231,7 @@ def plan(
     )
     memory = None if device_memory is None else memory_bytes(device_memory)
     named = isinstance(device_memory, str) and accelerator(device_memory) is not None
-    return MemoryPlan(setup, estimate(setup, memory and usable(memory)), memory, device_memory if named else None)
+    return MemoryPlan.of(setup, memory, device_memory if named else None)
 
 
 def _adapter_weights(setup):
